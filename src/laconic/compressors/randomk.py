@@ -1,0 +1,53 @@
+"""Random selection with a seed all ranks share: the baseline that magnitude selection must beat.
+
+Because every rank draws the same entries, positions never travel and the values can be all-reduced.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from laconic.compressors.selection import check_density, kept, take_known_
+from laconic.types import Payload, Plan, Segments
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomK:
+    """Send a fresh random ``density`` share of each segment, at least one entry, the same on every rank.
+
+    The draw depends on the seed, the step and the segment's name alone, so it does not change when
+    parameters move between buckets or when a run is resumed.
+    """
+
+    name: ClassVar[str] = "randomk"
+    density: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_density(self.density, "RandomK")
+        if not 0 <= self.seed < 2**31:
+            raise ValueError(f"seed must be in 0 .. 2^31 - 1, got {self.seed}. Give every rank the same one.")
+
+    def at_density(self, density: float) -> RandomK:
+        """Return the same selection of another share."""
+        return replace(self, density=density)
+
+    def plan(self, segments: Segments, *, step: int) -> Plan:
+        """Draw this step's entries; every rank draws the same."""
+        drawn = [self._draw(s.name, s.size, step) + s.offset for s in segments]
+        known = torch.cat(drawn) if drawn else torch.empty(0, dtype=torch.int64)
+        return Plan(known=known, known_count=known.numel(), capacity=0)
+
+    def compress_(self, x: Tensor, segments: Segments, plan: Plan) -> Payload:  # noqa: ARG002
+        """Take the drawn entries; leave in x exactly what was not taken."""
+        nothing = torch.empty(0, dtype=torch.int64, device=x.device)
+        return Payload(known=take_known_(x, plan), positions=nothing, values=x[:0], wanted=0)
+
+    def _draw(self, name: str, size: int, step: int) -> Tensor:
+        source = torch.Generator().manual_seed(zlib.crc32(f"{self.seed}/{step}/{name}".encode()))
+        return torch.randperm(size, generator=source)[: kept(size, self.density)].sort().values

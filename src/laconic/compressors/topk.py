@@ -1,0 +1,62 @@
+"""Magnitude selection: the K entries of largest magnitude of each segment.
+
+Alistarh et al., "The Convergence of Sparsified Gradient Methods", NeurIPS 2018, take K over the whole vector;
+the reducer then hands all parameters over as one segment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import Tensor
+
+from laconic import kernels
+from laconic.compressors.selection import check_density, kept, positions_of, split_small, take_known_
+from laconic.types import Payload, Plan, Segments
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopK:
+    """Send the ``density`` share of largest magnitude of each segment, at least one entry; ties by lowest index.
+
+    Segments with fewer than ``whole_below`` entries are sent whole: their positions need not travel, and
+    biases and normalisation weights do not starve.
+
+    >>> import torch
+    >>> x = torch.tensor([0.5, -3.0, 1.0, 2.0])
+    >>> topk, segments = TopK(density=0.5, whole_below=0), Segments.of(["w"], [4])
+    >>> topk.compress_(x, segments, topk.plan(segments, step=0)).positions, x
+    (tensor([1, 3]), tensor([0.5000, 0.0000, 1.0000, 0.0000]))
+    """
+
+    name: ClassVar[str] = "topk"
+    density: float
+    whole_below: int = 1024
+
+    def __post_init__(self) -> None:
+        check_density(self.density, "TopK")
+        if self.whole_below < 0:
+            raise ValueError(
+                f"whole_below must be 0 or more entries, got {self.whole_below}. To send none whole write 0."
+            )
+
+    def at_density(self, density: float) -> TopK:
+        """Return the same selection of another share."""
+        return replace(self, density=density)
+
+    def plan(self, segments: Segments, *, step: int) -> Plan:  # noqa: ARG002  the same at every step
+        """Say that small segments are sent whole and that each other one sends its share."""
+        small, large = split_small(segments, self.whole_below)
+        return Plan(
+            known=positions_of(small),
+            known_count=sum(s.size for s in small),
+            capacity=sum(kept(s.size, self.density) for s in large),
+        )
+
+    def compress_(self, x: Tensor, segments: Segments, plan: Plan) -> Payload:
+        """Take the largest entries; leave in x exactly what was not taken."""
+        _, large = split_small(segments, self.whole_below)
+        known = take_known_(x, plan)
+        taken = kernels.take_top_(x, large, [kept(s.size, self.density) for s in large])
+        return Payload(known=known, positions=taken.positions, values=taken.values, wanted=taken.wanted)

@@ -1,0 +1,27 @@
+"""What laconic raises.
+
+::
+
+    LaconicError
+    ├── GroupError      ranks disagree: methods, models, settings or steps differ
+    ├── ExchangeError   an exchange did not come back: a peer died, stalled or left
+    └── WireError       bytes from outside are not a message of ours
+
+A wrong argument is a plain ``ValueError`` or ``TypeError``, raised where it is given, before any rank talks.
+"""
+
+
+class LaconicError(RuntimeError):
+    """The root of what laconic raises while training."""
+
+
+class GroupError(LaconicError):
+    """Ranks that must agree do not; the message names both sides."""
+
+
+class ExchangeError(LaconicError):
+    """An exchange did not come back; the message says which one was waiting, and since which step."""
+
+
+class WireError(LaconicError):
+    """A message is malformed: wrong size, count or position."""

@@ -1,0 +1,84 @@
+"""What attach refuses, with what it got, what it wants and what to do, before any rank talks."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from laconic.methods import Method
+
+
+def check_arguments(model: object, optimizer: object, method: object, scaler: object) -> None:
+    """Refuse arguments of the wrong kind."""
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"attach wants a torch.nn.Module first, got {type(model).__name__}.")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"attach wants a torch.optim.Optimizer second, got {type(optimizer).__name__}.")
+    if not isinstance(method, Method):
+        got = f"the function {getattr(method, '__name__', method)}" if callable(method) else repr(method)
+        raise TypeError(
+            f"attach wants a method third, got {got}. Write laconic.topk(0.01), or laconic.by_name('topk')."
+        )
+    if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
+        raise TypeError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}.")
+    inner = [name for name, m in model.named_modules() if isinstance(m, DistributedDataParallel) and m is not model]
+    if inner:
+        raise ValueError(
+            f"the model holds a DDP module ('{inner[0]}'), which exchanges gradients itself. Attach that."
+        )
+
+
+def check_parameters(
+    module: torch.nn.Module, optimizer: torch.optim.Optimizer, *, every_trainable: bool
+) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters to exchange by name, in the model's order, or refuse them.
+
+    Those are the trainable ones (DDP reduces them all), or of a plain module those the optimizer holds.
+    """
+    stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    known = {id(p) for p in module.parameters()}
+    foreign = len(stepped - known)
+    if foreign:
+        raise ValueError(
+            f"the optimizer holds {foreign} parameters that are not in the model; their gradients would never be "
+            f"exchanged. Attach the module that holds all of them, or give them an optimizer of their own."
+        )
+    trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    unstepped = [name for name, p in trainable.items() if id(p) not in stepped]
+    if unstepped and every_trainable:
+        warnings.warn(
+            f"{len(unstepped)} trainable parameters (first: {unstepped[0]}) are not in this optimizer. DDP "
+            f"exchanges them too, but an optimizer that is not attached will not skip a step laconic skips.",
+            stacklevel=3,
+        )
+    chosen = trainable if every_trainable else {n: p for n, p in trainable.items() if id(p) in stepped}
+    if not chosen:
+        raise ValueError("the optimizer holds no trainable parameter of this model: nothing to exchange.")
+    for name, p in chosen.items():
+        _check_parameter(name, p)
+    _check_sparse(module)
+    devices = sorted({str(p.device) for p in chosen.values()})
+    if len(devices) > 1:
+        raise ValueError(f"the parameters lie on {', '.join(devices)}; laconic exchanges one device a rank.")
+    return chosen
+
+
+def _check_parameter(name: str, p: torch.nn.Parameter) -> None:
+    if isinstance(p, DTensor):
+        raise TypeError(f"{name} is sharded (DTensor). FSDP is not supported yet: use DDP or a plain module.")
+    if p.is_complex():
+        raise TypeError(f"{name} is complex ({p.dtype}). Hold real and imaginary parts as two real parameters.")
+    if p.is_meta:
+        raise ValueError(f"{name} lies on the meta device. Materialise the model before attach.")
+
+
+def _check_sparse(module: torch.nn.Module) -> None:
+    for name, m in module.named_modules():
+        if isinstance(m, torch.nn.Embedding | torch.nn.EmbeddingBag) and m.sparse:
+            raise TypeError(
+                f"{name or type(m).__name__} makes sparse gradients (sparse=True), which have no fixed layout to "
+                f"select from. Use sparse=False: laconic sends only what is worth sending anyway."
+            )

@@ -1,0 +1,111 @@
+"""DistributedDataParallel: a communication hook, one collective a bucket, from step 0."""
+
+import weakref
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from laconic.errors import LaconicError
+from laconic.integrations.link import Link
+from laconic.types import Segments
+
+
+class _Switch:
+    """What a DDP module's hook consults. DDP takes one hook for life, so detaching means turning this."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.surface: DdpSurface | None = None
+
+
+# DDP compares a hook's annotations as objects, so this file cannot postpone their evaluation.
+_switches: weakref.WeakKeyDictionary[DistributedDataParallel, _Switch] = weakref.WeakKeyDictionary()
+
+
+class DdpSurface:
+    """Hands DDP's buckets to the reducer as backward fills them, and the mean back to DDP."""
+
+    def __init__(self, ddp: DistributedDataParallel, link: Link) -> None:
+        self._ddp, self._link = ddp, link
+        self._names = {id(p): name for name, p in link.parameters.items()}
+        self._reduced: list[tuple[list[Tensor], list[Tensor]]] = []
+        # Only then may DDP leave a parameter's gradient untouched although something was sent for it.
+        may_be_unused = ddp.find_unused_parameters or ddp.static_graph
+        self._fills_unused = may_be_unused and link.method.memory != "none"
+
+    def install(self) -> None:
+        """Register the hook, or turn the one of an earlier attach."""
+        switch = _switches.get(self._ddp)
+        if switch is None:
+            switch = _Switch(self._ddp.process_group)
+            try:
+                self._ddp.register_comm_hook(switch, _hook)
+            except RuntimeError as error:
+                raise LaconicError(
+                    f"this DDP module has a communication hook already ({error}). DDP takes one for life: wrap the "
+                    f"model in a new DistributedDataParallel and attach that."
+                ) from error
+            _switches[self._ddp] = switch
+        switch.surface = self
+
+    def remove(self) -> None:
+        """Turn the hook to plain averaging, the same bits as DDP without a hook."""
+        _switches[self._ddp].surface = None
+
+    def ready(self, *, has_closure: bool) -> None:
+        """Nothing to do: gradients were exchanged during backward."""
+
+    def done(self) -> None:
+        """Nothing to do."""
+
+    def reduce(self, bucket: GradBucket) -> Future[Tensor]:
+        """Exchange one bucket; the last one waits for all of them."""
+        if self._link.reducer.idle:
+            self._link.open_step()
+            self._reduced = []
+        buffer, parameters = bucket.buffer(), bucket.parameters()
+        segments = Segments.of([self._names[id(p)] for p in parameters], [p.numel() for p in parameters])
+        future = self._link.reducer.begin(buffer, segments)
+        if self._fills_unused:
+            self._reduced.append((parameters, bucket.gradients()))
+        if bucket.is_last():
+            self._link.reducer.end_step()
+            if self._fills_unused:
+                # DDP's own callback is queued after this hook returns; the second of ours runs behind it.
+                _queue(lambda: _queue(self._fill_unused))
+        return future
+
+    def _fill_unused(self) -> None:
+        """Deliver what was owed to parameters that no rank used in this step: DDP leaves those untouched."""
+        for parameters, means in self._reduced:
+            for p, mean in zip(parameters, means, strict=True):
+                if p.grad is None:
+                    if bool(mean.any()):
+                        p.grad = mean.detach().clone()
+                elif p.grad.data_ptr() != mean.data_ptr():
+                    p.grad.copy_(mean)
+        self._reduced = []
+
+
+def _hook(switch: _Switch, bucket: GradBucket) -> Future[Tensor]:
+    if switch.surface is not None:
+        return switch.surface.reduce(bucket)
+    return _average(switch.group, bucket.buffer())
+
+
+def _average(group: dist.ProcessGroup, buffer: Tensor) -> Future[Tensor]:
+    """Average as DDP without a hook does: each rank divides, then the sum."""
+    buffer.mul_(1.0 / dist.get_world_size(group))
+    work = dist.all_reduce(buffer, group=group, async_op=True)
+    assert work is not None
+    averaged: Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
+    return averaged
+
+
+def _queue(callback: Callable[[], None]) -> None:
+    torch.autograd.Variable._execution_engine.queue_callback(callback)

@@ -1,0 +1,96 @@
+"""A plain module: hooks on the user's own optimizer, gradients in one flat arena, one collective a step."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from laconic.errors import LaconicError
+from laconic.integrations.link import Link
+from laconic.types import Segments
+
+
+class PlainSurface:
+    """Exchanges when the optimizer is about to step, or when a GradScaler is about to look."""
+
+    def __init__(self, module: torch.nn.Module, link: Link) -> None:
+        self._module, self._link = module, link
+        parameters = link.parameters
+        self._segments = Segments.of(list(parameters), [p.numel() for p in parameters.values()])
+        first = next(iter(parameters.values()))
+        dtype = first.dtype
+        for p in parameters.values():
+            dtype = torch.promote_types(dtype, p.dtype)
+        self._arena = torch.zeros(self._segments.numel, dtype=dtype, device=first.device)
+        self._views = self._segments.views(self._arena)
+        self._exchanged = False
+
+    def install(self) -> None:
+        """Give every rank the first rank's parameters and buffers, as bytes in one broadcast."""
+        tensors = [*self._module.parameters(), *self._module.buffers()]
+        raw = [t.detach().contiguous().view(-1).view(torch.uint8) for t in tensors]
+        everything = torch.cat(raw)
+        self._link.transport.broadcast_(everything)
+        with torch.no_grad():
+            for t, piece in zip(tensors, torch.split(everything, [r.numel() for r in raw]), strict=True):
+                t.copy_(piece.clone().view(t.dtype).view(t.shape))
+
+    def remove(self) -> None:
+        """Nothing of the module was changed."""
+
+    def ready(self, *, has_closure: bool) -> None:
+        """Exchange, once a step."""
+        if has_closure:
+            raise LaconicError(
+                "the optimizer was given a closure: it makes gradients after the exchange. "
+                "Use DDP, which exchanges in backward, or call backward() before step()."
+            )
+        if not self._exchanged:
+            self._exchange()
+            self._exchanged = True
+
+    def done(self) -> None:
+        """The next step exchanges again."""
+        self._exchanged = False
+
+    def _exchange(self) -> None:
+        self._check_optimizer()
+        used = self._load()
+        self._link.open_step()
+        self._link.reducer.begin(self._arena, self._segments, notes=used)
+        self._link.reducer.end_step()
+        notes = self._link.reducer.outcome.notes
+        assert notes is not None
+        self._unload((notes > 0).tolist())
+
+    def _load(self) -> Tensor:
+        """Fill the arena; return which parameters have a gradient on this rank."""
+        used = torch.zeros(len(self._segments), dtype=torch.uint8)
+        for i, (name, p) in enumerate(self._link.parameters.items()):
+            if p.grad is None:
+                self._views[i].zero_()
+                continue
+            if p.grad.layout is not torch.strided:
+                raise TypeError(f"the gradient of {name} is sparse; laconic wants dense ones. Use sparse=False.")
+            used[i] = 1
+            self._views[i].copy_(p.grad.reshape(-1))
+        return used.to(self._arena.device)
+
+    def _unload(self, used: list[bool]) -> None:
+        """Put the mean into the gradients; a parameter no rank used keeps none, unless something came for it."""
+        for p, view, anybody in zip(self._link.parameters.values(), self._views, used, strict=True):
+            if p.grad is not None:
+                p.grad.copy_(view.view_as(p))
+            elif anybody or bool(view.any()):
+                p.grad = view.view_as(p).to(p.dtype, copy=True)
+
+    def _check_optimizer(self) -> None:
+        """Refuse parameters that came to the optimizer, or began to train, after attach."""
+        known = {id(p) for p in self._link.parameters.values()}
+        for group in self._link.optimizer.param_groups:
+            for p in group["params"]:
+                if p.grad is not None and id(p) not in known:
+                    raise LaconicError(
+                        f"a parameter of shape {tuple(p.shape)} has a gradient but was frozen or absent at "
+                        f"attach: it would differ between ranks. Call link.detach() and attach again."
+                    )

@@ -1,0 +1,75 @@
+"""What each parameter owes: vectors of the model's size, keyed by parameter name.
+
+Names, never buckets: DDP lays its buckets out anew after the first step, and state keyed by bucket then
+belongs to other parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from laconic.types import Segments
+
+
+class Memory:
+    """One flat vector a kind (``owed``, ``velocity``), in the order of the model's own parameters."""
+
+    def __init__(
+        self, model: Segments, *, dtype: torch.dtype, device: torch.device, kinds: Sequence[str] = ("owed",)
+    ) -> None:
+        self._model = model
+        self._vectors = {kind: torch.zeros(model.numel, dtype=dtype, device=device) for kind in kinds}
+
+    def __getitem__(self, kind: str) -> Tensor:
+        return self._vectors[kind]
+
+    @property
+    def owed(self) -> Tensor:
+        """What this rank has not sent yet, flat."""
+        return self._vectors["owed"]
+
+    def read(self, segments: Segments) -> Tensor:
+        """Return a copy of what the segments owe, laid out as they are."""
+        return torch.cat([self._view("owed", name) for name in segments.names])
+
+    def write(self, segments: Segments, x: Tensor) -> None:
+        """Replace what the segments owe by what x says."""
+        torch._foreach_copy_([self._view("owed", name) for name in segments.names], segments.views(x))
+
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """Return copies of all vectors by kind and parameter name."""
+        return {
+            kind: {name: self._view(kind, name).clone() for name in self._model.names} for kind in self._vectors
+        }
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Take over saved vectors; all of them fit, or none is taken."""
+        _check_keys("kinds of memory", state, self._vectors)
+        for kind in self._vectors:
+            _check_keys(f"parameters in '{kind}'", state[kind], self._model.names)
+            for segment in self._model:
+                size = state[kind][segment.name].numel()
+                if size != segment.size:
+                    raise ValueError(
+                        f"the saved '{kind}' of {segment.name} has {size} entries, the parameter has "
+                        f"{segment.size}. Load the state of the same model."
+                    )
+        for kind in self._vectors:
+            for name in self._model.names:
+                self._view(kind, name).copy_(state[kind][name].flatten())
+
+    def _view(self, kind: str, name: str) -> Tensor:
+        segment = self._model[name]
+        return self._vectors[kind][segment.offset : segment.offset + segment.size]
+
+
+def _check_keys(what: str, got: Mapping[str, object], wanted: Sequence[str] | Mapping[str, object]) -> None:
+    missing, foreign = sorted(set(wanted) - set(got)), sorted(set(got) - set(wanted))
+    if missing or foreign:
+        raise ValueError(
+            f"the saved state does not fit, by {what}: missing {missing[:5]}, unknown {foreign[:5]}. "
+            f"Load the state that the same method saved for the same model."
+        )

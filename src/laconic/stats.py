@@ -1,0 +1,65 @@
+"""The truth about a run so far, as plain numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """The theory of TopK-SGD, measured at one step (Alistarh et al. 2018; our bound, docs/theory.md).
+
+    ``xi`` is the constant of Assumption 1, ``kept_error`` this rank's ||acc - TopK(acc)|| / ||acc||,
+    ``drift`` the distance ||v - x|| to the iterate that would have sent everything, ``identity_error``
+    how far v - x is from the mean of the memories, relative to it, and ``drift_bound`` what the drift
+    lemma allows. xi is reported, never judged: it grows near stationary points.
+    """
+
+    step: int
+    xi: float
+    kept_error: float
+    drift: float
+    drift_bound: float
+    identity_error: float
+    gradient_norm: float
+
+
+@dataclass
+class Counters:
+    """What a reducer adds up step by step, and saves."""
+
+    skipped_steps: int = 0
+    wire_bytes: int = 0
+    dense_bytes: int = 0
+    collectives: int = 0
+    select_seconds: float = 0.0
+    wait_seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stats:
+    """What this rank has sent, skipped and waited for, since the run's first step.
+
+    ``wire_bytes`` are the bytes this rank handed to the ``collectives`` for its exchanges, ``dense_bytes``
+    what plain DDP would have handed over for the same steps, ``setup_bytes`` those of the handshake and
+    the first broadcast since ``attach``. ``density`` is the share of entries sent in the last step, over all
+    ranks; ``owed_norm`` the norm of what this rank has not sent yet. ``select_seconds`` were spent
+    choosing and packing, ``wait_seconds`` after backward, waiting for peers and adding up.
+    """
+
+    steps: int
+    skipped_steps: int
+    wire_bytes: int
+    dense_bytes: int
+    collectives: int
+    density: float
+    owed_norm: float
+    select_seconds: float
+    wait_seconds: float
+    setup_bytes: int = 0
+    history: tuple[Measurement, ...] = field(default=(), repr=False)
+
+    @property
+    def ratio(self) -> float:
+        """How many times fewer bytes than plain DDP; infinite while nothing was sent."""
+        return self.dense_bytes / self.wire_bytes if self.wire_bytes else float("inf")

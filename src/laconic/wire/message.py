@@ -1,0 +1,113 @@
+"""A whole message: header, notes, values of the known entries, chosen values, chosen positions.
+
+The byte size follows from the plan alone, so every rank knows it without asking. Unused room is zero.
+Positions are int32, or int64 where the vector has 2^31 entries or more. Parts start at multiples of 8 bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from laconic.errors import WireError
+from laconic.types import Payload, Plan
+from laconic.wire.header import HEADER_BYTES, Header, read_headers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """One rank's message, checked and read."""
+
+    header: Header
+    payload: Payload
+    notes: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Layout:
+    """Where each part of a message starts."""
+
+    notes: int
+    known: int
+    values: int
+    positions: int
+    total: int
+    position_dtype: torch.dtype
+
+    @staticmethod
+    def of(plan: Plan, *, numel: int, notes: int, value_bytes: int) -> _Layout:
+        dtype = torch.int32 if numel < 2**31 else torch.int64
+        at_known = HEADER_BYTES + _padded(notes)
+        at_values = at_known + _padded(plan.known_count * value_bytes)
+        at_positions = at_values + _padded(plan.capacity * value_bytes)
+        return _Layout(
+            notes=HEADER_BYTES,
+            known=at_known,
+            values=at_values,
+            positions=at_positions,
+            total=at_positions + _padded(plan.capacity * dtype.itemsize),
+            position_dtype=dtype,
+        )
+
+
+def message_bytes(plan: Plan, *, numel: int, notes: int = 0, value_bytes: int = 4) -> int:
+    """Return how many bytes a message under this plan has."""
+    return _Layout.of(plan, numel=numel, notes=notes, value_bytes=value_bytes).total
+
+
+def pack(payload: Payload, plan: Plan, header: Header, *, numel: int, notes: Tensor | None) -> Tensor:
+    """Return the message as one byte tensor of exactly ``message_bytes`` bytes."""
+    device = payload.known.device
+    flags = torch.empty(0, dtype=torch.uint8, device=device) if notes is None else notes.to(torch.uint8)
+    layout = _Layout.of(plan, numel=numel, notes=flags.numel(), value_bytes=header.value_bytes)
+    out = torch.zeros(layout.total, dtype=torch.uint8, device=device)
+    out[:HEADER_BYTES] = torch.tensor(header.words(), dtype=torch.int64).view(torch.uint8).to(device)
+    parts = (
+        (layout.notes, flags),
+        (layout.known, payload.known),
+        (layout.values, payload.values),
+        (layout.positions, payload.positions.to(layout.position_dtype)),
+    )
+    for start, part in parts:
+        raw = part.contiguous().view(torch.uint8)
+        out[start : start + raw.numel()] = raw
+    return out
+
+
+def unpack(rows: Tensor, plan: Plan, own: Header, *, numel: int, notes: int, dtype: torch.dtype) -> list[Message]:
+    """Read every rank's row; raise before any entry is used if one is malformed or from another run."""
+    layout = _Layout.of(plan, numel=numel, notes=notes, value_bytes=dtype.itemsize)
+    if rows.shape[1] != layout.total:
+        raise WireError(f"a message has {rows.shape[1]} bytes, the plan says {layout.total}.")
+    headers = read_headers(rows, own, capacity=plan.capacity)
+    messages = []
+    for rank, header in enumerate(headers):
+        row = rows[rank]
+        chosen = _part(row, layout.positions, header.count, layout.position_dtype).to(torch.int64)
+        _check_positions(chosen, numel, rank)
+        payload = Payload(
+            known=_part(row, layout.known, plan.known_count, dtype),
+            positions=chosen,
+            values=_part(row, layout.values, header.count, dtype),
+            wanted=header.wanted,
+        )
+        messages.append(Message(header=header, payload=payload, notes=_part(row, layout.notes, notes, torch.uint8)))
+    return messages
+
+
+def _check_positions(positions: Tensor, numel: int, rank: int) -> None:
+    if positions.numel() == 0:
+        return
+    ascending = bool((positions[1:] > positions[:-1]).all())
+    if not ascending or int(positions[0]) < 0 or int(positions[-1]) >= numel:
+        raise WireError(f"rank {rank} sent positions that do not ascend within 0 .. {numel - 1}.")
+
+
+def _part(row: Tensor, start: int, count: int, dtype: torch.dtype) -> Tensor:
+    return row[start : start + count * dtype.itemsize].view(dtype)
+
+
+def _padded(size: int) -> int:
+    return -(-size // 8) * 8

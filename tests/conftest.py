@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import settings
+
+from pool import Pool
+
+# Tests share two cores with four ranks: more threads only make them wait for each other.
+torch.set_num_threads(1)
+settings.register_profile("laconic", deadline=None, max_examples=60, derandomize=True)
+settings.load_profile("laconic")
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Pool]:
+    pool = Pool()
+    yield pool
+    pool.close()
