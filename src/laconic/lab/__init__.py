@@ -1,0 +1,1 @@
+"""The laboratory: real tasks on which methods are tried and compared."""
