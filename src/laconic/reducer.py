@@ -27,6 +27,7 @@ from laconic.theory import Probe
 from laconic.types import Compressor, Envelope, Observation, Segments, Steps, Transport
 
 STATE_VERSION = 1
+_STATE_KEYS = {"method", "step", "tuner", "setting", "seen", "counters", "theory", "memory"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,11 +121,6 @@ class Reducer:
         self.transport.drain()
         self._counters.wait_seconds += self._clock() - began
 
-    @property
-    def idle(self) -> bool:
-        """Whether no step is open."""
-        return not self._open
-
     def stats(self) -> Stats:
         """Return the numbers so far; the norm of what is owed costs a pass over memory."""
         owed = 0.0 if self.method.memory == "none" else float(torch.linalg.vector_norm(self._memory.owed))
@@ -167,12 +163,15 @@ class Reducer:
                 f"the state's memory is in '{unit}' units, this method keeps '{self.method.memory}'. "
                 f"Attach a method with memory='{unit}' to load it."
             )
+        missing = sorted(_STATE_KEYS - set(state))
+        if missing:
+            raise ValueError(f"the state lacks {', '.join(missing)}: it was not saved by link.state_dict().")
+        seen, counters = Observation(**state["seen"]), Counters(**state["counters"])
         self._memory.load_state_dict(state["memory"])
-        self.step, self._seen = state["step"], Observation(**state["seen"])
+        self.step, self._seen, self._counters = state["step"], seen, counters
         if state["method"] == repr(self.method):
             self._tuner_state = dict(state["tuner"])
             self._compressor = replace(cast("Dense", self.method.compressor), **state["setting"])
-        self._counters = Counters(**state["counters"])
         if self._probe is not None:
             self._probe.drift.copy_(self._memory.owed)
             self._probe.largest_xi = state["theory"].get("xi", 0.0)

@@ -30,7 +30,7 @@ class ScalerGuard:
         done: Callable[[], None],
     ) -> None:
         self._scaler = scaler
-        unscale, step = scaler.unscale_, scaler.step
+        unscale, step, update = scaler.unscale_, scaler.step, scaler.update
 
         def guarded_unscale_(given: torch.optim.Optimizer) -> None:
             if given is optimizer:
@@ -38,21 +38,32 @@ class ScalerGuard:
             unscale(given)
 
         def guarded_step(given: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
-            if given is not optimizer:
-                return step(given, *args, **kwargs)
-            ready()
-            try:
-                return step(given, *args, **kwargs)
-            finally:
+            if given is optimizer:
+                ready()
+            result = step(given, *args, **kwargs)
+            if given is optimizer:
                 done()
+            return result
 
-        for name, guarded in (("unscale_", guarded_unscale_), ("step", guarded_step)):
+        def guarded_update(*args: Any, **kwargs: Any) -> None:
+            # A loop may unscale, look at the norm and decide not to step: the next one exchanges all the same.
+            done()
+            update(*args, **kwargs)
+
+        # Guards may nest: one scaler can serve several attached optimizers.
+        self._before = {name: scaler.__dict__.get(name) for name in ("unscale_", "step", "update")}
+        self._guarded = {"unscale_": guarded_unscale_, "step": guarded_step, "update": guarded_update}
+        for name, guarded in self._guarded.items():
             setattr(scaler, name, guarded)
 
     def remove(self) -> None:
-        """Give the scaler its own methods back."""
-        for name in ("unscale_", "step"):
-            self._scaler.__dict__.pop(name, None)
+        """Give the scaler back the methods it had."""
+        for name, guarded in self._guarded.items():
+            if self._scaler.__dict__.get(name) is guarded:
+                if self._before[name] is None:
+                    delattr(self._scaler, name)
+                else:
+                    setattr(self._scaler, name, self._before[name])
 
 
 def refuse_unknown_scaler() -> None:

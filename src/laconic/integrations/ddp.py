@@ -65,7 +65,7 @@ class DdpSurface:
 
     def reduce(self, bucket: GradBucket) -> Future[Tensor]:
         """Exchange one bucket; the last one waits for all of them."""
-        if self._link.reducer.idle:
+        if bucket.index() == 0:
             self._link.open_step()
             self._reduced = []
         buffer, parameters = bucket.buffer(), bucket.parameters()

@@ -42,6 +42,7 @@ class Demo:
         for name in ("ranks", "steps", "batch", "length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}.")
+        self.methods()
 
     def methods(self) -> list[laconic.Method]:
         """The methods to compare."""
@@ -144,4 +145,4 @@ def table(rows: list[Row], demo: Demo) -> Table:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Demo))
+    main(tyro.cli(Demo, prog="python -m laconic.lab.demo"))

@@ -43,5 +43,10 @@ def streams(codes: Tensor, *, rank: int, ranks: int, batch: int) -> Tensor:
 
 def windows(rows: Tensor, *, length: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Walk along the streams: inputs and the characters that follow them, without overlap, for one pass."""
+    if rows.shape[1] < length + 2:
+        raise ValueError(
+            f"a stream has {rows.shape[1]} characters, a window of {length} needs {length + 2}. "
+            f"Use fewer ranks, a smaller batch or a shorter window."
+        )
     for start in range(0, rows.shape[1] - length - 1, length):
         yield rows[:, start : start + length], rows[:, start + 1 : start + length + 1]
