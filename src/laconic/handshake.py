@@ -1,15 +1,14 @@
-"""Before the first exchange: do all ranks have the same method, the same model and the same step?
+"""Before the first exchange: all ranks must have the same method and the same model.
 
-Two rounds at most. Digests first; only if they differ do the ranks exchange what they stand for, so that
-every rank can name both sides and none waits for a partner that will never come.
+Ranks compare digests. Only if these differ do they look for what differs, in rounds that every rank takes
+part in, so that each can name both sides and none waits for a partner that will never come.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Generator
-from dataclasses import asdict, dataclass
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,72 +16,69 @@ from torch import Tensor
 from laconic.errors import GroupError
 from laconic.types import AllGather, Reply, Request
 
-_TEXT_BYTES = 1 << 16
+_TEXT_BYTES = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What ranks must have in common."""
+    """What ranks must have in common; ``model`` has one line a tensor."""
 
     method: str
     model: tuple[str, ...]
-    step: int = 0
 
     def fingerprint(self) -> int:
-        """Digest method and model (not the step) into 63 bits."""
-        text = json.dumps([self.method, self.model])
-        return int.from_bytes(hashlib.blake2s(text.encode(), digest_size=8).digest(), "little") >> 1
+        """Digest method and model."""
+        return _digest([self.method, *self.model])
 
 
 def handshake(own: Identity, *, rank: int, device: torch.device) -> Generator[Request, Reply, None]:
     """Raise ``GroupError`` on every rank if any two ranks differ."""
-    words = torch.tensor([own.fingerprint(), own.step], dtype=torch.int64).view(torch.uint8)
-    rows = yield AllGather(send=words.to(device))
-    table = rows.cpu().view(torch.int64).tolist()
-    others = [r for r, row in enumerate(table) if row != table[0]]
-    if not others:
+    mine = [own.fingerprint(), _digest([own.method]), len(own.model)]
+    table = yield from _gather_numbers(mine, device)
+    other = next((r for r, row in enumerate(table) if row != table[0]), None)
+    if other is None:
         return
-    texts = yield AllGather(send=_text(own).to(device))
-    first, second = _identity(texts[0]), _identity(texts[others[0]])
-    raise GroupError(f"ranks disagree (seen from rank {rank}): {_difference(first, second, others[0])}")
-
-
-def _difference(first: Identity, second: Identity, rank: int) -> str:
-    if first.method != second.method:
-        return (
-            f"rank 0 runs {first.method}, rank {rank} runs {second.method}. "
-            f"Give every rank the same method, settings and group."
+    first, second = table[0], table[other]
+    if first[1] != second[1]:
+        texts = yield from _gather_texts(own.method, device)
+        found = f"rank 0 runs {texts[0]}, rank {other} runs {texts[other]}. Give every rank the same."
+    else:
+        line = yield from _first_difference(own.model, other, max(row[2] for row in table), device)
+        texts = yield from _gather_texts(own.model[line] if line < len(own.model) else "nothing", device)
+        found = (
+            f"rank 0's model has {first[2]} tensors, rank {other}'s {second[2]}; at number {line + 1} rank 0 has "
+            f"{texts[0]} where rank {other} has {texts[other]}. Build the same model and optimizer on every rank."
         )
-    if first.model != second.model:
-        return f"{_model_difference(first.model, second.model, rank)} Build the same model on every rank."
-    return (
-        f"rank 0 is at step {first.step}, rank {rank} at step {second.step}. "
-        f"Load checkpoints of the same step on every rank."
-    )
+    raise GroupError(f"ranks disagree (seen from rank {rank}): {found}")
 
 
-def _model_difference(first: tuple[str, ...], second: tuple[str, ...], rank: int) -> str:
-    for ours, theirs in zip(first, second, strict=False):
-        if ours != theirs:
-            return f"rank 0 has parameter '{ours}' where rank {rank} has '{theirs}'."
-    return f"rank 0's model has {len(first)} tensors, rank {rank}'s has {len(second)}."
+def _first_difference(
+    lines: tuple[str, ...], other: int, most: int, device: torch.device
+) -> Generator[Request, Reply, int]:
+    """Find the first line in which rank 0 and the other rank differ, by halving."""
+    low, high = 0, most - 1
+    while low < high:
+        middle = (low + high) // 2
+        table = yield from _gather_numbers([_digest(lines[: middle + 1])], device)
+        if table[0] == table[other]:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
-def _text(identity: Identity) -> Tensor:
-    raw = json.dumps(asdict(identity)).encode()
-    if len(raw) > _TEXT_BYTES:
-        # A very large model: what fits still names the first parameters, and the count tells the rest.
-        fitting, size = [], len(identity.method) + 1000
-        for line in identity.model:
-            size += len(line) + 8
-            if size > _TEXT_BYTES:
-                break
-            fitting.append(line)
-        model = (*fitting, f"... {len(identity.model)} in all")
-        raw = json.dumps(asdict(identity) | {"model": model}).encode()
-    return torch.frombuffer(bytearray(raw.ljust(_TEXT_BYTES, b" ")[:_TEXT_BYTES]), dtype=torch.uint8)
+def _gather_numbers(numbers: list[int], device: torch.device) -> Generator[Request, Reply, list[list[int]]]:
+    rows = yield AllGather(send=torch.tensor(numbers, dtype=torch.int64).view(torch.uint8).to(device))
+    table: list[list[int]] = rows.cpu().view(torch.int64).tolist()
+    return table
 
 
-def _identity(row: Tensor) -> Identity:
-    fields = json.loads(bytes(row.cpu().tolist()))
-    return Identity(method=fields["method"], model=tuple(fields["model"]), step=fields["step"])
+def _gather_texts(text: str, device: torch.device) -> Generator[Request, Reply, list[str]]:
+    raw = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
+    rows: Tensor = yield AllGather(send=torch.frombuffer(bytearray(raw), dtype=torch.uint8).to(device))
+    return [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in rows.cpu()]
+
+
+def _digest(lines: Sequence[str]) -> int:
+    text = "\n".join([str(len(lines)), *lines])
+    return int.from_bytes(hashlib.blake2s(text.encode(), digest_size=8).digest(), "little", signed=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -35,22 +35,43 @@ class Job:
     notes: Tensor | None = None
     mean: Mean | None = None
 
-    def hold_(self, place: Segments, rates: Mapping[str, float]) -> None:
-        """Set segments at learning rate 0 aside; x is left zero there.
+    def hold_(self, place: Segments, held: Collection[str]) -> None:
+        """Set the named parameters aside; x is left zero there.
 
-        Nothing can be applied to them this step: what was sent would be multiplied by 0 and lost.
+        Nothing can be applied to them this step (learning rate 0): what was sent would be lost.
         """
         for segment in place:
-            if rates.get(segment.name, 1.0) == 0.0:
+            if segment.name in held:
                 view = self.x[segment.offset : segment.offset + segment.size]
                 self.held.append((segment, view.clone()))
                 view.zero_()
 
+    def round_(self, mean: Mean, factors: Mapping[str, float]) -> None:
+        """Round the mean to what narrower gradients can carry; x keeps what that loses, the same on every rank."""
+        for part in self.parts:
+            if part.grad.dtype == self.x.dtype:
+                continue
+            most = torch.finfo(part.grad.dtype).max
+            for at in part.place:
+                value = mean.values[at.offset : at.offset + at.size]
+                factor = factors.get(at.name, 1.0)
+                carried = (value * factor).clamp_(-most, most).to(part.grad.dtype).to(value.dtype) / factor
+                self.x[at.offset : at.offset + at.size] += value - carried
+                value.copy_(carried)
+
     def commit(self, memory: Memory) -> None:
         """Write what was not sent to memory."""
+        self.x += self.held_back()
+        # By part: a parameter that no gradient came for this step keeps what it owes.
+        for part in self.parts:
+            memory.write("owed", part.place, self.x)
+
+    def held_back(self) -> Tensor:
+        """What was set aside, laid out as x; zero elsewhere."""
+        out = torch.zeros_like(self.x) if self.held else self.x.new_zeros(1)
         for segment, value in self.held:
-            self.x[segment.offset : segment.offset + segment.size] = value
-        memory.write(self.segments, self.x)
+            out[segment.offset : segment.offset + segment.size] = value
+        return out
 
     def hand_back(self, factors: Mapping[str, float]) -> None:
         """Put the mean, times each parameter's factor, into the gradients it came from."""

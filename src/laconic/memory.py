@@ -26,18 +26,13 @@ class Memory:
     def __getitem__(self, kind: str) -> Tensor:
         return self._vectors[kind]
 
-    @property
-    def owed(self) -> Tensor:
-        """What this rank has not sent yet, flat."""
-        return self._vectors["owed"]
+    def read(self, kind: str, segments: Segments) -> Tensor:
+        """Return a copy of the segments' part, laid out as they are."""
+        return torch.cat([self._view(kind, name) for name in segments.names])
 
-    def read(self, segments: Segments) -> Tensor:
-        """Return a copy of what the segments owe, laid out as they are."""
-        return torch.cat([self._view("owed", name) for name in segments.names])
-
-    def write(self, segments: Segments, x: Tensor) -> None:
-        """Replace what the segments owe by what x says."""
-        torch._foreach_copy_([self._view("owed", name) for name in segments.names], segments.views(x))
+    def write(self, kind: str, segments: Segments, x: Tensor) -> None:
+        """Replace the segments' part by what x has there."""
+        torch._foreach_copy_([self._view(kind, name) for name in segments.names], segments.views(x))
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Return copies of all vectors by kind and parameter name."""
@@ -67,6 +62,8 @@ class Memory:
 
 
 def _check_keys(what: str, got: Mapping[str, object], wanted: Sequence[str] | Mapping[str, object]) -> None:
+    if not isinstance(got, Mapping):
+        raise TypeError(f"the saved state has no {what}: expected names and tensors, got {type(got).__name__}.")
     missing, foreign = sorted(set(wanted) - set(got)), sorted(set(got) - set(wanted))
     if missing or foreign:
         raise ValueError(

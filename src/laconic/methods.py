@@ -5,14 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
+from laconic.arguments import check_choice, check_whole
 from laconic.compressors import Dense, RandomK, TopK
 from laconic.exchanges import GatherMean, ReduceMean
 from laconic.tuners import Constant, Warmup
 from laconic.types import Compressor, Exchange, Tuner
 
-Memory = Literal["none", "gradient", "update"]
+Unit = Literal["none", "gradient", "update"]
 Scope = Literal["layer", "model"]
 
 
@@ -30,12 +31,15 @@ class Method:
     compressor: Compressor
     exchange: Exchange
     tuner: Tuner
-    memory: Memory
+    memory: Unit
     scope: Scope
 
     def __post_init__(self) -> None:
-        _check_choice("memory", self.memory, ("none", "gradient", "update"))
-        _check_choice("scope", self.scope, ("layer", "model"))
+        _check_part("compressor", self.compressor, Compressor, "TopK(density=0.01)")
+        _check_part("exchange", self.exchange, Exchange, "GatherMean()")
+        _check_part("tuner", self.tuner, Tuner, "Constant()")
+        check_choice("memory", self.memory, get_args(Unit))
+        check_choice("scope", self.scope, get_args(Scope))
         if isinstance(self.compressor, Dense) and self.memory != "none":
             raise ValueError(
                 f"Dense sends everything, nothing is ever owed: set memory='none', got '{self.memory}'."
@@ -59,7 +63,7 @@ def dense() -> Method:
 def topk(
     density: float = 0.01,
     *,
-    memory: Memory = "gradient",
+    memory: Unit = "gradient",
     scope: Scope = "layer",
     whole_below: int = 1024,
     warmup_steps: int = 0,
@@ -94,7 +98,7 @@ def topk_sgd(density: float = 0.01) -> Method:
     )
 
 
-def randomk(density: float = 0.01, *, memory: Memory = "gradient", seed: int = 0, warmup_steps: int = 0) -> Method:
+def randomk(density: float = 0.01, *, memory: Unit = "gradient", seed: int = 0, warmup_steps: int = 0) -> Method:
     """Send random entries, the same on every rank, and remember the rest: the baseline without positions."""
     return Method(
         name="randomk",
@@ -115,8 +119,8 @@ def by_name(name: str, **settings: object) -> Method:
     >>> by_name("topk", density=0.001).compressor
     TopK(density=0.001, whole_below=1024)
     """
-    if name not in METHODS:
-        raise ValueError(f"no method is called '{name}'. There are: {', '.join(METHODS)}.")
+    if not isinstance(name, str) or name not in METHODS:
+        raise ValueError(f"no method is called {name!r}. There are: {', '.join(METHODS)}.")
     recipe = METHODS[name]
     allowed = inspect.signature(recipe).parameters
     unknown = [key for key in settings if key not in allowed]
@@ -126,11 +130,11 @@ def by_name(name: str, **settings: object) -> Method:
 
 
 def _warmup(steps: int) -> Tuner:
-    if steps < 0:
-        raise ValueError(f"warmup_steps must be 0 or more, got {steps}. For no warm-up write 0.")
+    check_whole("warmup_steps", steps, 0, "For no warm-up write 0.")
     return Warmup(steps=steps) if steps else Constant()
 
 
-def _check_choice(what: str, got: str, wanted: tuple[str, ...]) -> None:
-    if got not in wanted:
-        raise ValueError(f"{what} must be one of {', '.join(wanted)}; got '{got}'.")
+def _check_part(name: str, value: object, protocol: type, example: str) -> None:
+    # A class has the protocol's attributes too: TopK instead of TopK(...) is an easy slip.
+    if isinstance(value, type) or not isinstance(value, protocol):
+        raise TypeError(f"{name} must be a {protocol.__name__.lower()} such as {example}, got {value!r}.")

@@ -8,6 +8,7 @@ all of it was finite; a poisoned step is dropped whole, on every rank alike.
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
@@ -17,13 +18,14 @@ from torch import Tensor
 from torch.futures import Future
 
 from laconic import kernels
+from laconic.arguments import check_whole
 from laconic.compressors import Dense
 from laconic.errors import LaconicError
 from laconic.job import Job, Part
 from laconic.memory import Memory
 from laconic.methods import Method
 from laconic.stats import Counters, Stats
-from laconic.theory import Probe
+from laconic.theory import Probe, Watched
 from laconic.types import Compressor, Envelope, Observation, Segments, Steps, Transport
 
 STATE_VERSION = 1
@@ -42,7 +44,7 @@ class Reducer:
     """Turns each rank's gradients into what the method makes of their mean.
 
     ``model`` names and sizes the parameters in the model's own order; ``dtype`` is what memory and wire
-    values have.
+    values have; ``dense_bytes`` is what plain DDP hands over a step.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Reducer:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         fingerprint: int = 0,
+        dense_bytes: int | None = None,
         measure_every: int = 0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -70,8 +73,10 @@ class Reducer:
         self._probe = self._make_probe(measure_every)
         self._jobs: list[Job] = []
         self._open = self._closed = False
-        self._rates: Mapping[str, float] = {}
+        self._rates: dict[str, float] = {}
+        self._factors: dict[str, float] = {}
         self._grad_scale = 1.0
+        self._dense_bytes = model.numel * dtype.itemsize if dense_bytes is None else dense_bytes
         self._counters = Counters()
         self._mark = (0, 0)
 
@@ -79,20 +84,25 @@ class Reducer:
         """Open a step. ``rates`` are learning rates by parameter name, ``grad_scale`` a loss scaler's factor."""
         if self._open:
             raise LaconicError(
-                f"step {self.step} was begun and never ended: a backward pass broke off. "
-                f"Detach, load the last checkpoint and attach again."
+                f"step {self.step} was begun and never ended: a backward pass broke off. Detach, wrap the model "
+                f"in a new DistributedDataParallel, attach that and load the last checkpoint."
             )
         self._open, self._closed = True, False
         self._mark = (self.transport.wire_bytes, self.transport.collectives)
-        self._rates = (rates or {}) if self.method.memory == "update" else {}
+        # A rate so small that its reciprocal overflows is a rate of 0.
+        least = torch.finfo(self._dtype).tiny
+        self._rates = {name: rate if rate >= least else 0.0 for name, rate in (rates or {}).items()}
         self._grad_scale = grad_scale
+        # What turns memory's units back into the caller's; without memory they are the same.
+        remembers = self.method.memory != "none"
+        units = {name: self._unit(name) or 1.0 for name in self._model.names} if remembers else {}
+        self._factors = {name: grad_scale / unit for name, unit in units.items()}
         seen = replace(self._seen, step=self.step)
         self._tuner_state, self._compressor = self.method.tuner.update(self._tuner_state, seen, self._compressor)
 
     def begin(self, grad: Tensor, segments: Segments, *, notes: Tensor | None = None) -> Future[Tensor]:
         """Take a bucket over and start its exchange; the future hands ``grad`` back, holding the mean."""
         began = self._clock()
-        self._counters.dense_bytes += grad.numel() * grad.element_size()
         if self.method.scope == "model":
             job, place = self._whole_job(), Segments(tuple(self._model[name] for name in segments.names))
             for source, target in zip(segments.views(grad), place.views(job.x), strict=True):
@@ -123,7 +133,7 @@ class Reducer:
 
     def stats(self) -> Stats:
         """Return the numbers so far; the norm of what is owed costs a pass over memory."""
-        owed = 0.0 if self.method.memory == "none" else float(torch.linalg.vector_norm(self._memory.owed))
+        owed = 0.0 if self.method.memory == "none" else float(torch.linalg.vector_norm(self._memory["owed"]))
         return Stats(
             steps=self.step,
             density=self._seen.sent / self._seen.entries if self._seen.entries else 0.0,
@@ -155,6 +165,8 @@ class Reducer:
         The method may differ from the saved one in its settings (the new ones hold), not in the unit of
         what is owed.
         """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"load_state_dict wants what state_dict returned, got {type(state).__name__}.")
         version, unit = state.get("version"), state.get("memory_unit")
         if version != STATE_VERSION:
             raise ValueError(f"the state has version {version}, this laconic reads {STATE_VERSION}.")
@@ -166,14 +178,18 @@ class Reducer:
         missing = sorted(_STATE_KEYS - set(state))
         if missing:
             raise ValueError(f"the state lacks {', '.join(missing)}: it was not saved by link.state_dict().")
-        seen, counters = Observation(**state["seen"]), Counters(**state["counters"])
+        try:
+            seen, counters = Observation(**state["seen"]), Counters(**state["counters"])
+        except TypeError as error:
+            raise ValueError(f"the state was saved by another laconic: {error}.") from error
         self._memory.load_state_dict(state["memory"])
         self.step, self._seen, self._counters = state["step"], seen, counters
         if state["method"] == repr(self.method):
             self._tuner_state = dict(state["tuner"])
             self._compressor = replace(cast("Dense", self.method.compressor), **state["setting"])
         if self._probe is not None:
-            self._probe.drift.copy_(self._memory.owed)
+            # The identity v - x = mean memory says where the drift stands.
+            self._probe.drift.write("drift", self._model, self._memory["owed"])
             self._probe.largest_xi = state["theory"].get("xi", 0.0)
             self._probe.largest_fresh = state["theory"].get("fresh", 0.0)
 
@@ -186,14 +202,14 @@ class Reducer:
     def _enter(self, job: Job, place: Segments) -> None:
         """Turn the fresh gradients at ``place`` into what is owed, and note what must not be sent."""
         if self.method.memory == "none":
-            # A dense sum shows by itself whether it was finite; a selection would hide it.
+            # A sum of everything shows by itself whether it was finite; a selection would hide it.
             if not self._sends_all:
-                job.finite &= all(bool(torch.isfinite(view).all()) for view in place.views(job.x))
+                job.finite &= all(kernels.all_finite(view) for view in place.views(job.x))
         else:
-            scales = [self._rates.get(name, 1.0) / self._grad_scale for name in place.names]
-            sums = kernels.accumulate_(job.x, self._memory.owed, scales, place, self._model)
+            scales = [self._unit(name) / self._grad_scale for name in place.names]
+            sums = kernels.accumulate_(job.x, self._memory["owed"], scales, place, self._model)
             job.finite &= sums.finite()
-            job.hold_(place, self._rates)
+            job.hold_(place, {name for name, rate in self._rates.items() if rate == 0.0})
         if not job.finite:
             job.x.zero_()
 
@@ -206,20 +222,31 @@ class Reducer:
             step=self.step,
             world_size=self.transport.world_size,
             fingerprint=self._fingerprint,
-            rate=sum(self._rates.values(), 0.0),
+            rates=zlib.crc32(repr([self._rates.get(name) for name in self._model.names]).encode()),
             finite=job.finite,
             notes=job.notes,
         )
         segments = job.segments.merged() if self.method.scope == "model" else job.segments
-        exchange = self.method.exchange
+        steps = self._rounded(job, segments, envelope)
         if self._probe is None:
-            job.mean = yield from exchange.steps(job.x, segments, self._compressor, envelope)
+            job.mean = yield from steps
         else:
-            owed, at = self._memory.read(job.segments), self._positions(job.segments)
-            job.mean = yield from self._probe.watch(job.x, owed, at, segments, self._compressor, exchange, envelope)
+            watched = Watched(
+                x=job.x,
+                owed=self._memory.read("owed", job.segments),
+                held=job.held_back(),
+                home=job.segments,
+            )
+            job.mean = yield from self._probe.watch(watched, segments, self._compressor, envelope, steps)
         if self._closed and all(j.mean is not None for j in self._jobs):
             self._settle()
         return job.mean
+
+    def _rounded(self, job: Job, segments: Segments, envelope: Envelope) -> Steps:
+        mean = yield from self.method.exchange.steps(job.x, segments, self._compressor, envelope)
+        if mean.finite and self.method.memory != "none":
+            job.round_(mean, self._factors)
+        return mean
 
     def _settle(self) -> None:
         """Every rank has heard every rank: commit the step, or drop it."""
@@ -231,10 +258,11 @@ class Reducer:
                 continue
             if self.method.memory != "none":
                 job.commit(self._memory)
-            job.hand_back(self._factors())
+            job.hand_back(self._factors)
         if self._probe is not None:
             self._probe.settle(self.step, finite=finite)
         self._counters.skipped_steps += not finite
+        self._counters.dense_bytes += self._dense_bytes
         self._counters.wire_bytes += self.transport.wire_bytes - self._mark[0]
         self._counters.collectives += self.transport.collectives - self._mark[1]
         self._seen = Observation(
@@ -250,24 +278,16 @@ class Reducer:
         for part in parts:
             part.future.set_result(part.grad)
 
-    def _factors(self) -> dict[str, float]:
-        """What turns memory's units back into the caller's, by parameter; without memory they are the same."""
-        if self.method.memory == "none":
-            return {}
-        rates = {name: self._rates.get(name, 1.0) for name in self._model.names}
-        return {name: self._grad_scale / rate if rate else 1.0 for name, rate in rates.items()}
-
-    def _positions(self, segments: Segments) -> Tensor:
-        """Where the segments' entries lie in the model's own order."""
-        spans = [(self._model[s.name].offset, s.size) for s in segments]
-        return torch.cat([torch.arange(a, a + n, device=self._device) for a, n in spans])
+    def _unit(self, name: str) -> float:
+        """What one unit of a parameter's gradient counts for in memory."""
+        return self._rates.get(name, 1.0) if self.method.memory == "update" else 1.0
 
     def _make_probe(self, every: int) -> Probe | None:
-        if every < 0:
-            raise ValueError(f"measure_every must be 0 (never) or a number of steps, got {every}.")
+        check_whole("measure_every", every, 0, "Write 0 for never, 100 for every hundredth step.")
         if every and self.method.memory == "none":
             raise ValueError(f"{self.method.name} keeps no memory: nothing to measure. Leave measure_every at 0.")
-        return Probe(every=every, drift=self._memory.owed.clone()) if every else None
+        drift = Memory(self._model, dtype=self._dtype, device=self._device, kinds=("drift",))
+        return Probe(every=every, drift=drift) if every else None
 
     def _future(self) -> Future[Tensor]:
         return Future(devices=[self._device] if self._device.type == "cuda" else None)

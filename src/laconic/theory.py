@@ -6,8 +6,9 @@ With acc = memory + fresh (fresh is the gradient in the memory's units), gamma^2
     drift       v - x = mean memory, x being the iterate that sends everything
     bound       ||v - x|| <= (gamma + xi) / (1 - gamma) * max ||mean fresh||   the drift lemma, summed
 
-The bound is a theorem when every step is measured; otherwise its maxima run over the measured steps only.
-Measuring costs four dense all-reduces on the steps measured, and two vectors of the model's size.
+The bound is a theorem for magnitude selection when every step is measured; otherwise its maxima run over
+the measured steps only. Measuring costs four dense all-reduces on the steps measured, and on every step one
+more vector of the model's size and a few passes over it.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from math import sqrt
 import torch
 from torch import Tensor
 
+from laconic.memory import Memory
 from laconic.stats import Measurement
-from laconic.types import AllReduce, Compressor, Envelope, Exchange, Reply, Request, Segments, Steps
+from laconic.types import AllReduce, Compressor, Envelope, Reply, Request, Segments, Steps
 
 
 @dataclass
@@ -37,51 +39,69 @@ class _Norms:
     gamma: float = 0.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    """One exchange's vector: what x is now, what was owed before, what is held back, and where it belongs."""
+
+    x: Tensor
+    owed: Tensor
+    held: Tensor
+    home: Segments
+
+
 @dataclass
 class Probe:
-    """Watches the exchanges of one rank; ``every`` steps it measures, on all ranks alike."""
+    """Watches the exchanges of one rank; every ``every`` steps it measures, on all ranks alike.
+
+    ``drift`` holds this rank's sum of gradients less the sum of means; its mean over ranks is v - x.
+    """
 
     every: int
-    drift: Tensor
+    drift: Memory
     largest_xi: float = 0.0
     largest_fresh: float = 0.0
     history: list[Measurement] = field(default_factory=list)
     _norms: _Norms = field(default_factory=_Norms)
-    _proposed: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    _proposed: list[tuple[Segments, Tensor]] = field(default_factory=list)
 
     def watch(
         self,
-        x: Tensor,
-        owed: Tensor,
-        positions: Tensor,
+        watched: Watched,
         segments: Segments,
         compressor: Compressor,
-        exchange: Exchange,
         envelope: Envelope,
+        steps: Steps,
     ) -> Steps:
-        """Run the exchange with measurements around it; ``positions`` says where x's entries lie in the drift."""
-        due = envelope.step % self.every == 0
-        share = 1.0 / envelope.world_size
-        acc, fresh = x.clone(), x - owed
-        mean_acc = yield from _sum(acc * share, due)
-        mean_fresh = yield from _sum(fresh * share, due)
-        mean = yield from exchange.steps(x, segments, compressor, envelope)
-        drift = self.drift[positions] + fresh - mean.values
-        self._proposed.append((positions, drift))
-        mean_drift = yield from _sum(drift * share, due)
-        mean_owed = yield from _sum(x * share, due)
-        if due:
-            norms, left = self._norms, mean_acc.clone()
-            compressor.compress_(left, segments, compressor.plan(segments, step=envelope.step))
-            norms.mismatch += _square(mean_acc - left - mean.values)
-            norms.fresh += _square(mean_fresh)
-            norms.left += _square(x)
-            norms.acc += _square(acc)
-            norms.drift += _square(mean_drift)
-            norms.identity += _square(mean_drift - mean_owed)
-            norms.owed += _square(mean_owed)
-            norms.gamma = max(norms.gamma, _gamma(segments, compressor, envelope.step))
+        """Run the exchange with measurements around it."""
+        x = watched.x
+        fresh = x + watched.held - watched.owed
+        if envelope.step % self.every:
+            mean = yield from steps
+            self._propose(watched.home, fresh - mean.values)
+            return mean
+        acc = x.clone()
+        mean_acc = yield from _mean(acc, envelope)
+        mean_fresh = yield from _mean(fresh, envelope)
+        mean = yield from steps
+        drift = self._propose(watched.home, fresh - mean.values)
+        mean_drift = yield from _mean(drift, envelope)
+        mean_owed = yield from _mean(x + watched.held, envelope)
+        norms, left = self._norms, mean_acc.clone()
+        compressor.compress_(left, segments, compressor.plan(segments, step=envelope.step))
+        norms.mismatch += _square(mean_acc - left - mean.values)
+        norms.fresh += _square(mean_fresh)
+        norms.left += _square(x)
+        norms.acc += _square(acc)
+        norms.drift += _square(mean_drift)
+        norms.identity += _square(mean_drift - mean_owed)
+        norms.owed += _square(mean_owed)
+        norms.gamma = max(norms.gamma, _gamma(segments, compressor, envelope.step))
         return mean
+
+    def _propose(self, home: Segments, change: Tensor) -> Tensor:
+        drift = self.drift.read("drift", home) + change
+        self._proposed.append((home, drift))
+        return drift
 
     def settle(self, step: int, *, finite: bool) -> None:
         """Take the step over into the drift and the history, or drop it if it was poisoned."""
@@ -89,8 +109,8 @@ class Probe:
         self._norms, self._proposed = _Norms(), []
         if not finite:
             return
-        for positions, drift in proposed:
-            self.drift[positions] = drift
+        for home, drift in proposed:
+            self.drift.write("drift", home, drift)
         if step % self.every == 0:
             self.history.append(self._measurement(step, norms))
 
@@ -109,10 +129,8 @@ class Probe:
         )
 
 
-def _sum(x: Tensor, due: bool) -> Generator[Request, Reply, Tensor]:
-    if due:
-        return (yield AllReduce(send=x))
-    return x
+def _mean(x: Tensor, envelope: Envelope) -> Generator[Request, Reply, Tensor]:
+    return (yield AllReduce(send=x * (1.0 / envelope.world_size)))
 
 
 def _gamma(segments: Segments, compressor: Compressor, step: int) -> float:

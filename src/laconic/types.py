@@ -134,7 +134,7 @@ class Envelope:
     step: int
     world_size: int
     fingerprint: int = 0
-    rate: float = 1.0
+    rates: int = 0
     finite: bool = True
     notes: Tensor | None = None
 
@@ -154,10 +154,15 @@ Steps = Generator[Request, Reply, Mean]
 T = TypeVar("T")
 
 
+@runtime_checkable
 class Compressor(Protocol):
-    """WHAT is worth sending. Frozen data; two with equal fields are the same compressor."""
+    """WHAT is worth sending. Frozen data; two with equal fields are the same compressor.
+
+    ``ranks_choose`` says whether each rank chooses entries of its own, or all ranks send the same ones.
+    """
 
     name: ClassVar[str]
+    ranks_choose: ClassVar[bool]
 
     def plan(self, segments: Segments, *, step: int) -> Plan:
         """Say what every rank knows of this step's payload before it is made."""
@@ -184,6 +189,7 @@ class Sparsifier(Protocol):
         ...
 
 
+@runtime_checkable
 class Exchange(Protocol):
     """HOW vectors become a mean: a generator that asks for collectives and does no I/O of its own."""
 
@@ -229,6 +235,7 @@ class Observation:
 TunerState = dict[str, float]
 
 
+@runtime_checkable
 class Tuner(Protocol):
     """HOW MUCH: a pure pair. The state is a dict of numbers, so that it can be saved as it is."""
 

@@ -16,6 +16,7 @@ class Dense:
     """Send every entry; nothing stays owed."""
 
     name: ClassVar[str] = "dense"
+    ranks_choose: ClassVar[bool] = False
 
     def plan(self, segments: Segments, *, step: int) -> Plan:  # noqa: ARG002  the same at every step
         """Say that all entries are known to be sent."""

@@ -12,7 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from laconic.compressors.selection import check_density, kept, take_known_
+from laconic.arguments import check_share, check_whole
+from laconic.compressors.selection import kept, take_known_
 from laconic.types import Payload, Plan, Segments
 
 
@@ -25,13 +26,13 @@ class RandomK:
     """
 
     name: ClassVar[str] = "randomk"
+    ranks_choose: ClassVar[bool] = False
     density: float
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_density(self.density, "RandomK")
-        if not 0 <= self.seed < 2**31:
-            raise ValueError(f"seed must be in 0 .. 2^31 - 1, got {self.seed}. Give every rank the same one.")
+        check_share("density", self.density, "For 0.1% write RandomK(density=0.001).")
+        check_whole("seed", self.seed, 0, "Give every rank the same one.")
 
     def at_density(self, density: float) -> RandomK:
         """Return the same selection of another share."""

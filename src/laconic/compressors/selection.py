@@ -10,12 +10,6 @@ from torch import Tensor
 from laconic.types import Plan, Segment, Segments
 
 
-def check_density(density: float, owner: str) -> None:
-    """Refuse a density outside (0, 1]."""
-    if not 0 < density <= 1:
-        raise ValueError(f"density must be in (0, 1], got {density}. For 0.1% write {owner}(density=0.001).")
-
-
 def kept(size: int, density: float) -> int:
     """Return how many of ``size`` entries a density keeps: the nearest whole number, at least one of any.
 

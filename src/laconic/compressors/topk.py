@@ -12,7 +12,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from laconic import kernels
-from laconic.compressors.selection import check_density, kept, positions_of, split_small, take_known_
+from laconic.arguments import check_share, check_whole
+from laconic.compressors.selection import kept, positions_of, split_small, take_known_
 from laconic.types import Payload, Plan, Segments
 
 
@@ -31,15 +32,13 @@ class TopK:
     """
 
     name: ClassVar[str] = "topk"
+    ranks_choose: ClassVar[bool] = True
     density: float
     whole_below: int = 1024
 
     def __post_init__(self) -> None:
-        check_density(self.density, "TopK")
-        if self.whole_below < 0:
-            raise ValueError(
-                f"whole_below must be 0 or more entries, got {self.whole_below}. To send none whole write 0."
-            )
+        check_share("density", self.density, "For 0.1% write TopK(density=0.001).")
+        check_whole("whole_below", self.whole_below, 0, "To send no parameter whole write 0.")
 
     def at_density(self, density: float) -> TopK:
         """Return the same selection of another share."""

@@ -31,16 +31,18 @@ class GatherMean:
             count=payload.values.numel(),
             wanted=payload.wanted,
             finite=envelope.finite,
-            rate=envelope.rate,
+            rates=envelope.rates,
             value_bytes=x.element_size(),
         )
         message = wire.pack(payload, plan, header, numel=x.numel(), notes=envelope.notes)
         rows = yield AllGather(send=message)
         notes = 0 if envelope.notes is None else envelope.notes.numel()
         messages = wire.unpack(rows, plan, header, numel=x.numel(), notes=notes, dtype=x.dtype)
+        values = _mean(messages, plan, like=x)
         return Mean(
-            values=_mean(messages, plan, like=x),
-            finite=all(m.header.finite for m in messages),
+            values=values,
+            # Finite values can still add up to an infinity; every rank sees the same sum.
+            finite=all(m.header.finite for m in messages) and kernels.all_finite(values),
             sent=sum(m.payload.count for m in messages),
             wanted=sum(m.header.wanted for m in messages) + plan.known_count * len(messages),
             notes=torch.stack([m.notes for m in messages]).sum(0) if notes else None,

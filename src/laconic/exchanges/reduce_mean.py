@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from laconic import kernels
+from laconic.errors import GroupError
 from laconic.types import AllReduce, Compressor, Envelope, Mean, Segments, Steps
+
+_CHECK = 32
+# bfloat16 counts to 256 exactly.
+_EXACT = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +26,7 @@ class ReduceMean:
 
     def check(self, compressor: Compressor) -> None:
         """Refuse compressors whose ranks choose their own entries."""
-        probe = Segments.of(["probe"], [1 << 20])
-        if compressor.plan(probe, step=0).capacity:
+        if compressor.ranks_choose:
             raise ValueError(
                 f"reduce_mean adds entries that all ranks send; with {compressor.name} each rank chooses its "
                 f"own. Use GatherMean() with it."
@@ -35,24 +41,37 @@ class ReduceMean:
         sent.mul_(1.0 / envelope.world_size)
         if not envelope.finite:
             sent.fill_(torch.nan)
-        notes = envelope.notes
-        message = sent if notes is None else torch.cat([sent, notes.to(sent.dtype)])
-        total = yield AllReduce(send=message)
-        summed = total[: sent.numel()]
-        if everything:
-            values = summed
-        else:
+        bare = everything and envelope.notes is None
+        total = yield AllReduce(send=sent if bare else torch.cat([sent, _tail(envelope, sent)]))
+        summed, tail = total[: sent.numel()], total[sent.numel() :]
+        _refuse_strangers(tail[:_CHECK], envelope)
+        values = summed
+        if not everything:
             values = torch.zeros_like(x)
             values[plan.known] = summed
         return Mean(
             values=values,
-            finite=_finite(summed),
+            finite=kernels.all_finite(summed),
             sent=sent.numel() * envelope.world_size,
             wanted=sent.numel() * envelope.world_size,
-            notes=None if notes is None else total[sent.numel() :],
+            notes=None if envelope.notes is None else tail[_CHECK:],
         )
 
 
-def _finite(x: Tensor) -> bool:
-    """Whether all entries are finite: one pass, no temporary of x's size."""
-    return x.numel() == 0 or bool(torch.isfinite(torch.linalg.vector_norm(x, ord=float("inf"))))
+def _tail(envelope: Envelope, like: Tensor) -> Tensor:
+    """What travels behind the values: the bits of a digest of what ranks must agree on, then the notes.
+
+    Bits, because their sum over ranks is exact in any float dtype, and between 0 and the number of ranks
+    just when two ranks differ: every rank sees it.
+    """
+    digest = zlib.crc32(f"{envelope.fingerprint} {envelope.step} {envelope.rates}".encode())
+    bits = torch.tensor([digest >> i & 1 for i in range(_CHECK)], dtype=like.dtype, device=like.device)
+    return bits if envelope.notes is None else torch.cat([bits, envelope.notes.to(like.dtype)])
+
+
+def _refuse_strangers(bits: Tensor, envelope: Envelope) -> None:
+    if bool(((bits > 0) & (bits < min(envelope.world_size, _EXACT))).any()):
+        raise GroupError(
+            f"this rank is at step {envelope.step}, and other ranks are at another, or have other learning rates. "
+            f"Run the same loop, schedule and checkpoint on every rank."
+        )

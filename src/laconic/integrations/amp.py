@@ -8,7 +8,9 @@ exchange is moved before the scaler looks: it sees gradients on which all ranks 
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,66 +21,80 @@ from laconic.errors import LaconicError
 _NEAR = 12
 
 
-class ScalerGuard:
-    """Calls ``ready`` before this optimizer's gradients are looked at, and ``done`` when its step is over."""
+@dataclass(frozen=True)
+class Watch:
+    """Whom to tell: ``ready`` before an optimizer's gradients are looked at, ``done`` when its step is over."""
 
-    def __init__(
-        self,
-        scaler: torch.amp.GradScaler,
-        optimizer: torch.optim.Optimizer,
-        ready: Callable[[], None],
-        done: Callable[[], None],
-    ) -> None:
-        self._scaler = scaler
+    ready: Callable[[], None]
+    done: Callable[[], None]
+
+
+class ScalerGuard:
+    """Stands before one scaler's methods, for all attached optimizers that it serves."""
+
+    def __init__(self, scaler: torch.amp.GradScaler) -> None:
+        self.watches: dict[int, Watch] = {}
         unscale, step, update = scaler.unscale_, scaler.step, scaler.update
 
-        def guarded_unscale_(given: torch.optim.Optimizer) -> None:
-            if given is optimizer:
-                ready()
-            unscale(given)
+        def guarded_unscale_(optimizer: torch.optim.Optimizer) -> None:
+            if id(optimizer) in self.watches:
+                self.watches[id(optimizer)].ready()
+            unscale(optimizer)
 
-        def guarded_step(given: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
-            if given is optimizer:
-                ready()
-            result = step(given, *args, **kwargs)
-            if given is optimizer:
-                done()
-            return result
+        def guarded_step(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
+            watch = self.watches.get(id(optimizer))
+            if watch is None:
+                return step(optimizer, *args, **kwargs)
+            watch.ready()
+            try:
+                return step(optimizer, *args, **kwargs)
+            finally:
+                watch.done()
 
         def guarded_update(*args: Any, **kwargs: Any) -> None:
             # A loop may unscale, look at the norm and decide not to step: the next one exchanges all the same.
-            done()
+            for watch in self.watches.values():
+                watch.done()
             update(*args, **kwargs)
 
-        # Guards may nest: one scaler can serve several attached optimizers.
-        self._before = {name: scaler.__dict__.get(name) for name in ("unscale_", "step", "update")}
-        self._guarded = {"unscale_": guarded_unscale_, "step": guarded_step, "update": guarded_update}
-        for name, guarded in self._guarded.items():
+        for name, guarded in (("unscale_", guarded_unscale_), ("step", guarded_step), ("update", guarded_update)):
             setattr(scaler, name, guarded)
 
-    def remove(self) -> None:
-        """Give the scaler back the methods it had."""
-        for name, guarded in self._guarded.items():
-            if self._scaler.__dict__.get(name) is guarded:
-                if self._before[name] is None:
-                    delattr(self._scaler, name)
-                else:
-                    setattr(self._scaler, name, self._before[name])
+
+_guards: weakref.WeakKeyDictionary[torch.amp.GradScaler, ScalerGuard] = weakref.WeakKeyDictionary()
 
 
-def refuse_unknown_scaler() -> None:
+def guard_scaler(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, watch: Watch) -> None:
+    """Tell ``watch`` whenever the scaler handles this optimizer."""
+    if scaler not in _guards:
+        _guards[scaler] = ScalerGuard(scaler)
+    _guards[scaler].watches[id(optimizer)] = watch
+
+
+def release_scaler(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
+    """Stop telling; with the last optimizer gone, the scaler has its own methods back."""
+    del _guards[scaler].watches[id(optimizer)]
+    if not _guards[scaler].watches:
+        del _guards[scaler]
+        for name in ("unscale_", "step", "update"):
+            delattr(scaler, name)
+
+
+def refuse_other_scalers(known: torch.amp.GradScaler | None) -> None:
     """Raise if a GradScaler that attach was not told of is stepping the optimizer."""
     frame = sys._getframe(1)
     for _ in range(_NEAR):
         if frame.f_back is None:
             return
         frame = frame.f_back
-        if frame.f_code is _SCALER_STEP and frame.f_locals["self"].is_enabled():
-            raise LaconicError(
-                "a GradScaler steps this optimizer, and attach was not told of it: memory would mix scales, and "
-                "a rank that meets an infinity would skip alone. "
-                "Write laconic.attach(model, optimizer, method, scaler=scaler)."
-            )
+        if frame.f_code is _SCALER_STEP:
+            stepping = frame.f_locals["self"]
+            if stepping is not known and stepping.is_enabled():
+                raise LaconicError(
+                    "a GradScaler steps this optimizer, and attach was not told of it: memory would mix scales, "
+                    "and a rank that meets an infinity would skip alone. "
+                    "Write laconic.attach(model, optimizer, method, scaler=scaler)."
+                )
 
 
 _SCALER_STEP = torch.amp.GradScaler.step.__code__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from typing import cast
 
 import torch
@@ -11,8 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from laconic.errors import LaconicError
 from laconic.handshake import Identity
-from laconic.integrations.checks import check_arguments, check_parameters
+from laconic.integrations.checks import check_arguments, check_buffers, check_parameters, check_units
 from laconic.integrations.ddp import DdpSurface
+from laconic.integrations.layout import dimension_order
 from laconic.integrations.link import Link, Surface
 from laconic.integrations.plain import PlainSurface
 from laconic.methods import Method
@@ -20,7 +22,7 @@ from laconic.reducer import Reducer
 from laconic.transports import ProcessGroupTransport
 from laconic.types import Segments, accumulation_dtype
 
-_attached: weakref.WeakKeyDictionary[torch.optim.Optimizer, Link] = weakref.WeakKeyDictionary()
+_attached: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[Link]] = weakref.WeakKeyDictionary()
 
 
 def attach(
@@ -42,45 +44,61 @@ def attach(
         link = laconic.attach(model, optimizer, laconic.topk(0.01))
     """
     check_arguments(model, optimizer, method, scaler)
-    if optimizer in _attached and _attached[optimizer].attached:
+    check_units(method, optimizer)
+    before = _attached.get(optimizer, lambda: None)()
+    if before is not None and before.attached:
         raise LaconicError("this optimizer is attached already. Call link.detach() on the first link before.")
     ddp = model if isinstance(model, DistributedDataParallel) else None
-    if ddp is not None:
-        if group is not None and group is not ddp.process_group:
-            raise ValueError("the DDP module has a process group of its own; leave group out.")
-        group, module = ddp.process_group, cast("torch.nn.Module", ddp.module)
-    else:
-        group, module = group or _default_group(), model
+    module = model if ddp is None else cast("torch.nn.Module", ddp.module)
     parameters = check_parameters(module, optimizer, every_trainable=ddp is not None)
-
-    device = next(iter(parameters.values())).device
-    segments = Segments.of(list(parameters), [p.numel() for p in parameters.values()])
-    transport = ProcessGroupTransport(group, device)
-    identity = _identity(method, module, measure_every)
-    reducer = Reducer(
-        method,
-        segments,
-        transport,
-        dtype=accumulation_dtype([p.dtype for p in parameters.values()]),
-        device=device,
-        fingerprint=identity.fingerprint(),
-        measure_every=measure_every,
-    )
+    transport = ProcessGroupTransport(_group(ddp, group), next(iter(parameters.values())).device)
+    kind = f"{'plain' if ddp is None else 'DDP'}{' with a GradScaler' if scaler else ''}"
+    identity = _identity(f"{method} ({kind}, measured every {measure_every})", module, parameters)
+    reducer = _reducer(method, parameters, transport, identity, measure_every)
     link = Link(reducer, transport, identity, parameters, optimizer, scaler)
+    if ddp is None:
+        check_buffers(module)
     surface: Surface = PlainSurface(model, link) if ddp is None else DdpSurface(ddp, link)
     link.install(surface)
-    _attached[optimizer] = link
+    _attached[optimizer] = weakref.ref(link)
     return link
 
 
-def _identity(method: Method, module: torch.nn.Module, measure_every: int) -> Identity:
-    tensors = [*module.named_parameters(), *module.named_buffers()]
-    return Identity(
-        method=repr(method) + (f" measured every {measure_every} steps" if measure_every else ""),
-        model=tuple(
-            f"{name} {tuple(t.shape)} {t.dtype}{'' if t.requires_grad else ' fixed'}" for name, t in tensors
-        ),
+def _reducer(
+    method: Method,
+    parameters: Mapping[str, torch.nn.Parameter],
+    transport: ProcessGroupTransport,
+    identity: Identity,
+    measure_every: int,
+) -> Reducer:
+    tensors = list(parameters.values())
+    return Reducer(
+        method,
+        Segments.of(list(parameters), [p.numel() for p in tensors]),
+        transport,
+        dtype=accumulation_dtype([p.dtype for p in tensors]),
+        device=tensors[0].device,
+        fingerprint=identity.fingerprint(),
+        dense_bytes=sum(p.numel() * p.element_size() for p in tensors),
+        measure_every=measure_every,
     )
+
+
+def _identity(method: str, module: torch.nn.Module, exchanged: Mapping[str, torch.nn.Parameter]) -> Identity:
+    lines = []
+    for name, t in [*module.named_parameters(), *module.named_buffers()]:
+        order = dimension_order(t)
+        layout = "" if order == tuple(sorted(order)) else f" laid out {order}"
+        lines.append(f"{name} {tuple(t.shape)} {t.dtype}{layout}{'' if name in exchanged else ' not exchanged'}")
+    return Identity(method=method, model=tuple(lines))
+
+
+def _group(ddp: DistributedDataParallel | None, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    if ddp is None:
+        return group or _default_group()
+    if group is not None and group is not ddp.process_group:
+        raise ValueError("the DDP module has a process group of its own; leave group out.")
+    return ddp.process_group
 
 
 def _default_group() -> dist.ProcessGroup:

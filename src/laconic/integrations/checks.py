@@ -66,6 +66,31 @@ def check_parameters(
     return chosen
 
 
+def check_buffers(module: torch.nn.Module) -> None:
+    """Refuse buffers that cannot be broadcast into."""
+    for name, t in module.named_buffers():
+        if t.layout is not torch.strided or any(s == 0 and n > 1 for s, n in zip(t.stride(), t.shape, strict=True)):
+            raise ValueError(f"the buffer {name} is sparse or expanded. Register a dense, contiguous copy of it.")
+
+
+def check_units(method: Method, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse or warn of memory in update units where the optimizer makes more of a gradient than rate times it."""
+    if method.memory != "update":
+        return
+    groups = optimizer.param_groups
+    if any("lr" not in group for group in groups):
+        raise ValueError(
+            "memory='update' needs the optimizer's learning rate ('lr' in its groups). Use 'gradient'."
+        )
+    if type(optimizer) is not torch.optim.SGD or any(group["momentum"] for group in groups):
+        warnings.warn(
+            "memory='update' is meant for SGD without momentum: what is owed is handed over divided by the present "
+            "learning rate, and an optimizer that remembers gradients keeps that value when the rate rises again "
+            "(restarts). Use memory='gradient', or a rate that never rises.",
+            stacklevel=3,
+        )
+
+
 def _check_parameter(name: str, p: torch.nn.Parameter) -> None:
     if isinstance(p, DTensor):
         raise TypeError(f"{name} is sharded (DTensor). FSDP is not supported yet: use DDP or a plain module.")
@@ -77,7 +102,7 @@ def _check_parameter(name: str, p: torch.nn.Parameter) -> None:
 
 def _check_sparse(module: torch.nn.Module) -> None:
     for name, m in module.named_modules():
-        if isinstance(m, torch.nn.Embedding | torch.nn.EmbeddingBag) and m.sparse:
+        if isinstance(m, torch.nn.Embedding | torch.nn.EmbeddingBag) and m.sparse and m.weight.requires_grad:
             raise TypeError(
                 f"{name or type(m).__name__} makes sparse gradients (sparse=True), which have no fixed layout to "
                 f"select from. Use sparse=False: laconic sends only what is worth sending anyway."

@@ -1,5 +1,6 @@
 """DistributedDataParallel: a communication hook, one collective a bucket, from step 0."""
 
+# DDP compares a hook's annotations as objects, so this file cannot postpone their evaluation.
 import weakref
 from collections.abc import Callable
 
@@ -11,56 +12,56 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from laconic.errors import LaconicError
+from laconic.integrations.layout import unflatten
 from laconic.integrations.link import Link
 from laconic.types import Segments
-
-
-class _Switch:
-    """What a DDP module's hook consults. DDP takes one hook for life, so detaching means turning this."""
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
-        self.surface: DdpSurface | None = None
-
-
-# DDP compares a hook's annotations as objects, so this file cannot postpone their evaluation.
-_switches: weakref.WeakKeyDictionary[DistributedDataParallel, _Switch] = weakref.WeakKeyDictionary()
 
 
 class DdpSurface:
     """Hands DDP's buckets to the reducer as backward fills them, and the mean back to DDP."""
 
     def __init__(self, ddp: DistributedDataParallel, link: Link) -> None:
-        self._ddp, self._link = ddp, link
+        # DDP holds its hook's state from C++, where Python's collector cannot see a cycle.
+        self._ddp = weakref.ref(ddp)
+        self._link = link
         self._names = {id(p): name for name, p in link.parameters.items()}
-        self._reduced: list[tuple[list[Tensor], list[Tensor]]] = []
+        self._reduced: list[tuple[Tensor, Tensor]] = []
         # Only then may DDP leave a parameter's gradient untouched although something was sent for it.
         may_be_unused = ddp.find_unused_parameters or ddp.static_graph
         self._fills_unused = may_be_unused and link.method.memory != "none"
 
     def install(self) -> None:
         """Register the hook, or turn the one of an earlier attach."""
-        switch = _switches.get(self._ddp)
+        ddp = self._ddp()
+        assert ddp is not None
+        switch = _switches.get(ddp)
         if switch is None:
-            switch = _Switch(self._ddp.process_group)
+            switch = _Switch(ddp.process_group)
             try:
-                self._ddp.register_comm_hook(switch, _hook)
+                ddp.register_comm_hook(switch, _hook)
             except RuntimeError as error:
                 raise LaconicError(
                     f"this DDP module has a communication hook already ({error}). DDP takes one for life: wrap the "
                     f"model in a new DistributedDataParallel and attach that."
                 ) from error
-            _switches[self._ddp] = switch
+            _switches[ddp] = switch
+        if switch.surface is not None:
+            raise LaconicError("this DDP module is attached already. Call detach() on its link before.")
         switch.surface = self
 
     def remove(self) -> None:
         """Turn the hook to plain averaging, the same bits as DDP without a hook."""
-        _switches[self._ddp].surface = None
+        ddp = self._ddp()
+        if ddp is not None:
+            _switches[ddp].surface = None
 
-    def ready(self, *, has_closure: bool) -> None:
+    def before_look(self) -> None:
         """Nothing to do: gradients were exchanged during backward."""
 
-    def done(self) -> None:
+    def before_step(self) -> None:
+        """Nothing to do."""
+
+    def after_step(self) -> None:
         """Nothing to do."""
 
     def reduce(self, bucket: GradBucket) -> Future[Tensor]:
@@ -72,7 +73,7 @@ class DdpSurface:
         segments = Segments.of([self._names[id(p)] for p in parameters], [p.numel() for p in parameters])
         future = self._link.reducer.begin(buffer, segments)
         if self._fills_unused:
-            self._reduced.append((parameters, bucket.gradients()))
+            self._reduced += zip(parameters, segments.views(buffer), strict=True)
         if bucket.is_last():
             self._link.reducer.end_step()
             if self._fills_unused:
@@ -82,14 +83,25 @@ class DdpSurface:
 
     def _fill_unused(self) -> None:
         """Deliver what was owed to parameters that no rank used in this step: DDP leaves those untouched."""
-        for parameters, means in self._reduced:
-            for p, mean in zip(parameters, means, strict=True):
-                if p.grad is None:
-                    if bool(mean.any()):
-                        p.grad = mean.detach().clone()
-                elif p.grad.data_ptr() != mean.data_ptr():
-                    p.grad.copy_(mean)
+        for p, flat in self._reduced:
+            mean = unflatten(flat, p)
+            if p.grad is None:
+                if bool(mean.any()):
+                    p.grad = mean.detach().clone()
+            elif p.grad.data_ptr() != mean.data_ptr():
+                p.grad.copy_(mean)
         self._reduced = []
+
+
+class _Switch:
+    """What a DDP module's hook consults. DDP takes one hook for life, so detaching means turning this."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.surface: DdpSurface | None = None
+
+
+_switches: weakref.WeakKeyDictionary[DistributedDataParallel, _Switch] = weakref.WeakKeyDictionary()
 
 
 def _hook(switch: _Switch, bucket: GradBucket) -> Future[Tensor]:

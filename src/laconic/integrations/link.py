@@ -10,8 +10,10 @@ from typing import Any, Protocol
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from laconic.errors import LaconicError
 from laconic.handshake import Identity, handshake
-from laconic.integrations.amp import ScalerGuard, refuse_unknown_scaler
+from laconic.integrations.amp import Watch, guard_scaler, refuse_other_scalers, release_scaler
+from laconic.integrations.layout import dimension_order
 from laconic.methods import Method
 from laconic.reducer import Reducer
 from laconic.stats import Stats
@@ -29,12 +31,16 @@ class Surface(Protocol):
         """Leave the module as it was found."""
         ...
 
-    def ready(self, *, has_closure: bool) -> None:
-        """See to it that the gradients are the agreed ones before anybody looks at them or steps."""
+    def before_look(self) -> None:
+        """See to it that the gradients are the agreed ones: a GradScaler is about to look at them."""
         ...
 
-    def done(self) -> None:
-        """The optimizer's step is over."""
+    def before_step(self) -> None:
+        """See to it that the gradients are the agreed ones: the optimizer is about to step."""
+        ...
+
+    def after_step(self) -> None:
+        """The scaler is done with this step, whether it stepped or not."""
         ...
 
 
@@ -55,9 +61,7 @@ class Link:
         self._identity, self._scaler = identity, scaler
         self._names = {id(p): name for name, p in parameters.items()}
         self._surface: Surface | None = None
-        self._guard: ScalerGuard | None = None
-        self._handles: list[RemovableHandle] = []
-        self._verified = False
+        self._handle: RemovableHandle | None = None
         self._setup_bytes = 0
 
     @property
@@ -77,12 +81,16 @@ class Link:
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state: save it on every rank, with the model's and the optimizer's."""
-        return self.reducer.state_dict()
+        return self.reducer.state_dict() | {"layouts": self._layouts()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from this rank's saved state; the next exchange checks that all ranks loaded the same step."""
+        """Go on from this rank's saved state; the next exchange notices ranks that did not load the same step."""
+        if isinstance(state, Mapping) and state.get("layouts", {}) != self._layouts():
+            raise ValueError(
+                f"the state was saved for parameters in other memory formats: {state.get('layouts')} instead of "
+                f"{self._layouts()}. Bring the model into the saved format (channels_last, say) before attach."
+            )
         self.reducer.load_state_dict(state)
-        self._verified = False
 
     def detach(self) -> None:
         """Stop: module, optimizer and scaler are as before, and gradients of DDP are plainly averaged again.
@@ -92,11 +100,11 @@ class Link:
         if self._surface is None:
             return
         self._surface.remove()
-        if self._guard is not None:
-            self._guard.remove()
-        for handle in self._handles:
-            handle.remove()
-        self._surface, self._guard, self._handles = None, None, []
+        if self._scaler is not None:
+            release_scaler(self._scaler, self.optimizer)
+        if self._handle is not None:
+            self._handle.remove()
+        self._surface = self._handle = None
 
     def __enter__(self) -> Link:
         return self
@@ -111,34 +119,22 @@ class Link:
 
     def install(self, surface: Surface) -> None:
         """Check that all ranks agree, then put the method to work. Called by ``attach``."""
-        self.verify()
+        device = next(iter(self.parameters.values())).device
+        steps = handshake(self._identity, rank=self.transport.rank, device=device)
+        self.transport.start(steps, label="the handshake")
+        self.transport.drain()
         surface.install()
         self._setup_bytes = self.transport.wire_bytes
         self._surface = surface
-        self._handles = [
-            self.optimizer.register_step_pre_hook(self._before_step),
-            self.optimizer.register_step_post_hook(self._after_step),
-        ]
+        self._handle = self.optimizer.register_step_pre_hook(self._before_step)
         if self._scaler is not None:
-            self._guard = ScalerGuard(self._scaler, self.optimizer, self._ready, surface.done)
-
-    def verify(self) -> None:
-        """Compare method, model and step with all ranks, once after attach and after each load."""
-        if self._verified:
-            return
-        before = self.transport.wire_bytes
-        own = replace(self._identity, step=self.reducer.step)
-        device = next(iter(self.parameters.values())).device
-        self.transport.start(handshake(own, rank=self.transport.rank, device=device), label="the handshake")
-        self.transport.drain()
-        self._setup_bytes += self.transport.wire_bytes - before
-        self._verified = True
+            guard_scaler(self._scaler, self.optimizer, Watch(surface.before_look, surface.after_step))
 
     def open_step(self) -> None:
         """Begin a step of the reducer with the learning rates and the loss scale of this moment."""
-        self.verify()
         rates = {
-            self._names[id(p)]: float(group["lr"])
+            # A parameter that was frozen after attach must not move: what it owes waits, as at rate 0.
+            self._names[id(p)]: float(group.get("lr", 1.0)) if p.requires_grad else 0.0
             for group in self.optimizer.param_groups
             for p in group["params"]
             if id(p) in self._names
@@ -146,20 +142,35 @@ class Link:
         scale = 1.0 if self._scaler is None else self._scaler.get_scale()
         self.reducer.begin_step(rates=rates, grad_scale=scale)
 
-    def _ready(self, *, has_closure: bool = False) -> None:
-        if self._surface is not None:
-            self._surface.ready(has_closure=has_closure)
-
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self._scaler is None:
-            refuse_unknown_scaler()
-        self._ready(has_closure=any(callable(a) for a in (*args, *kwargs.values())))
+        assert self._surface is not None
+        refuse_other_scalers(self._scaler)
+        if any(callable(a) for a in (*args, *kwargs.values())):
+            raise LaconicError(
+                "the optimizer was given a closure, which would make gradients after laconic has looked at them. "
+                "Call backward() before step(), without a closure."
+            )
+        self._refuse_newcomers()
+        self._surface.before_step()
         if self.reducer.outcome.skipped:
             # Every torch optimizer passes over parameters without a gradient: no momentum, decay or count moves.
             for group in optimizer.param_groups:
                 for p in group["params"]:
                     p.grad = None
+            self.reducer.outcome = replace(self.reducer.outcome, skipped=False)
 
-    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG002
-        if self._surface is not None:
-            self._surface.done()
+    def _refuse_newcomers(self) -> None:
+        """Refuse parameters that came to the optimizer, or began to train, after attach."""
+        for group in self.optimizer.param_groups:
+            for p in group["params"]:
+                if p.grad is not None and id(p) not in self._names:
+                    raise LaconicError(
+                        f"a parameter of shape {tuple(p.shape)} has a gradient but was frozen or absent at "
+                        f"attach: it would differ between ranks. Call link.detach() and attach again "
+                        f"(under DDP: wrap the model anew first)."
+                    )
+
+    def _layouts(self) -> dict[str, list[int]]:
+        """The parameters whose entries do not lie in logical order, and how they lie."""
+        orders = {name: list(dimension_order(p)) for name, p in self.parameters.items()}
+        return {name: order for name, order in orders.items() if order != sorted(order)}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import torch
 from torch import Tensor
 
-from laconic.errors import LaconicError
+from laconic.integrations.layout import flatten, unflatten
 from laconic.integrations.link import Link
 from laconic.types import Segments
 
@@ -15,13 +17,10 @@ class PlainSurface:
 
     def __init__(self, module: torch.nn.Module, link: Link) -> None:
         self._module, self._link = module, link
-        parameters = link.parameters
-        self._segments = Segments.of(list(parameters), [p.numel() for p in parameters.values()])
-        first = next(iter(parameters.values()))
-        dtype = first.dtype
-        for p in parameters.values():
-            dtype = torch.promote_types(dtype, p.dtype)
-        self._arena = torch.zeros(self._segments.numel, dtype=dtype, device=first.device)
+        parameters = list(link.parameters.values())
+        self._segments = Segments.of(list(link.parameters), [p.numel() for p in parameters])
+        dtype = reduce(torch.promote_types, [p.dtype for p in parameters])
+        self._arena = torch.zeros(self._segments.numel, dtype=dtype, device=parameters[0].device)
         self._views = self._segments.views(self._arena)
         self._exchanged = False
 
@@ -38,23 +37,24 @@ class PlainSurface:
     def remove(self) -> None:
         """Nothing of the module was changed."""
 
-    def ready(self, *, has_closure: bool) -> None:
-        """Exchange, once a step."""
-        if has_closure:
-            raise LaconicError(
-                "the optimizer was given a closure: it makes gradients after the exchange. "
-                "Use DDP, which exchanges in backward, or call backward() before step()."
-            )
+    def before_look(self) -> None:
+        """Exchange, so that the scaler looks at gradients on which all ranks agree."""
         if not self._exchanged:
             self._exchange()
             self._exchanged = True
 
-    def done(self) -> None:
-        """The next step exchanges again."""
+    def before_step(self) -> None:
+        """Exchange, unless it was done for the scaler's sake already."""
+        if not self._exchanged:
+            self._exchange()
         self._exchanged = False
 
+    def after_step(self) -> None:
+        """The next step exchanges again, whatever became of this one."""
+        self._exchanged = False
+
+    @torch.no_grad()
     def _exchange(self) -> None:
-        self._check_optimizer()
         used = self._load()
         self._link.open_step()
         self._link.reducer.begin(self._arena, self._segments, notes=used)
@@ -73,24 +73,13 @@ class PlainSurface:
             if p.grad.layout is not torch.strided:
                 raise TypeError(f"the gradient of {name} is sparse; laconic wants dense ones. Use sparse=False.")
             used[i] = 1
-            self._views[i].copy_(p.grad.reshape(-1))
+            self._views[i].copy_(flatten(p.grad, p))
         return used.to(self._arena.device)
 
     def _unload(self, used: list[bool]) -> None:
         """Put the mean into the gradients; a parameter no rank used keeps none, unless something came for it."""
         for p, view, anybody in zip(self._link.parameters.values(), self._views, used, strict=True):
             if p.grad is not None:
-                p.grad.copy_(view.view_as(p))
+                p.grad.copy_(unflatten(view, p))
             elif anybody or bool(view.any()):
-                p.grad = view.view_as(p).to(p.dtype, copy=True)
-
-    def _check_optimizer(self) -> None:
-        """Refuse parameters that came to the optimizer, or began to train, after attach."""
-        known = {id(p) for p in self._link.parameters.values()}
-        for group in self._link.optimizer.param_groups:
-            for p in group["params"]:
-                if p.grad is not None and id(p) not in known:
-                    raise LaconicError(
-                        f"a parameter of shape {tuple(p.shape)} has a gradient but was frozen or absent at "
-                        f"attach: it would differ between ranks. Call link.detach() and attach again."
-                    )
+                p.grad = unflatten(view, p).to(p.dtype, copy=True)

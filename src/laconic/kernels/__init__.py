@@ -5,8 +5,9 @@ from laconic.kernels.reference import (
     Taken,
     accumulate_,
     add_payloads_,
+    all_finite,
     take_above_,
     take_top_,
 )
 
-__all__ = ["SegmentSums", "Taken", "accumulate_", "add_payloads_", "take_above_", "take_top_"]
+__all__ = ["SegmentSums", "Taken", "accumulate_", "add_payloads_", "all_finite", "take_above_", "take_top_"]

@@ -16,13 +16,17 @@ from laconic.types import Segments
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentSums:
-    """What one pass over fresh gradients learns of each segment, before scaling."""
+    """What one pass learns of each segment.
+
+    ``squares`` is the fresh gradient's sum of squares before scaling, ``largest`` the largest magnitude of
+    what is then owed.
+    """
 
     squares: Tensor
     largest: Tensor
 
     def finite(self) -> bool:
-        """Whether every entry is finite; a NaN or an infinity anywhere makes ``largest`` non-finite."""
+        """Whether all that is owed is finite: a gradient that is not, or a sum that overflows, shows here."""
         return bool(torch.isfinite(self.largest).all())
 
 
@@ -64,7 +68,6 @@ def accumulate_(
         g = x[segment.offset : segment.offset + segment.size]
         at = slice(home[segment.name].offset, home[segment.name].offset + segment.size)
         squares[i] = torch.linalg.vector_norm(g).square()
-        largest[i] = torch.linalg.vector_norm(g, ord=float("inf"))
         g.mul_(scale)
         if velocity is not None:
             u = velocity[at]
@@ -75,6 +78,7 @@ def accumulate_(
                 u.mul_(momentum).add_(g)
                 g.copy_(u)
         g.add_(owed[at])
+        largest[i] = torch.linalg.vector_norm(g, ord=float("inf"))
     return SegmentSums(squares=squares, largest=largest)
 
 
@@ -124,10 +128,15 @@ def add_payloads_(out: Tensor, positions: Sequence[Tensor], values: Sequence[Ten
         out.index_add_(0, at, value)
 
 
+def all_finite(x: Tensor) -> bool:
+    """Whether all entries are finite: one pass, no temporary of x's size."""
+    return x.numel() == 0 or bool(torch.isfinite(torch.linalg.vector_norm(x, ord=float("inf"))))
+
+
 def _top(x: Tensor, count: int) -> Tensor:
     """Positions of the ``count`` largest magnitudes, ascending, ties by lowest index."""
-    if count >= x.numel():
-        return torch.arange(x.numel(), device=x.device)
+    if count >= x.numel() or count == 0:
+        return torch.arange(min(count, x.numel()), device=x.device)
     magnitude = x.abs()
     least = torch.topk(magnitude, count, sorted=False).values.min()
     above = torch.nonzero(magnitude > least).flatten()

@@ -64,7 +64,6 @@ class Port:
     def start(self, steps: Generator[Request, Reply, T], *, label: str) -> Future[T]:
         """Run the exchange to its first request."""
         running = _Running(steps, Future(), label, AllGather(send=torch.empty(0)))
-        self.drained = False
         self.advance(running, None)
         return running.future
 
@@ -72,6 +71,8 @@ class Port:
         """Mark this rank as waiting; when all ranks are, run."""
         self.drained = True
         if all(port.drained for port in self._world.ports):
+            for port in self._world.ports:
+                port.drained = False
             self._world.run()
 
     def advance(self, running: _Running, reply: Reply | None) -> None:

@@ -71,7 +71,10 @@ class ProcessGroupTransport:
         if self.world_size > 1:
             self.wire_bytes += tensor.numel() * tensor.element_size() if self.rank == 0 else 0
             self.collectives += 1
-            dist.broadcast(tensor, dist.get_global_rank(self._group, 0), group=self._group)
+            try:
+                dist.broadcast(tensor, dist.get_global_rank(self._group, 0), group=self._group)
+            except RuntimeError as error:
+                raise ExchangeError(self._lost("the broadcast of the first rank's model", error)) from error
 
     def _advance(self, running: _Running, reply: Reply | None) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from laconic.arguments import check_share, check_whole
 from laconic.types import Compressor, Observation, Sparsifier, TunerState
 
 
@@ -13,11 +14,11 @@ class Warmup:
     """From density ``start`` to the method's own in ``steps`` steps, by equal factors.
 
     >>> from laconic.compressors import TopK
-    >>> tuner, topk = Warmup(steps=2, start=0.16), TopK(density=0.01)
+    >>> tuner, topk = Warmup(steps=2, start=1.0), TopK(density=0.0625)
     >>> state = tuner.init(topk)
     >>> seen = Observation(step=1, entries=0, sent=0, wanted=0, skipped=False)
     >>> tuner.update(state, seen, topk)[1]
-    TopK(density=0.04, whole_below=1024)
+    TopK(density=0.25, whole_below=1024)
     """
 
     name: ClassVar[str] = "warmup"
@@ -25,10 +26,8 @@ class Warmup:
     start: float = 0.25
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"steps must be 1 or more, got {self.steps}. For no warm-up use Constant().")
-        if not 0 < self.start <= 1:
-            raise ValueError(f"start must be a density in (0, 1], got {self.start}. DGC starts at 0.25.")
+        check_whole("steps", self.steps, 1, "For no warm-up use Constant().")
+        check_share("start", self.start, "It is the density of the first step; DGC starts at 0.25.")
 
     def init(self, compressor: Compressor) -> TunerState:
         """Remember the density to reach."""

@@ -4,19 +4,18 @@
 word name         meaning
 ==== ============ ============================================================
 0    magic        the bytes ``laconic`` and the version of the format
-1    fingerprint  digest of method, model and group; equal on all ranks
+1    fingerprint  digest of method and model; equal on all ranks
 2    step         the exchange's step; equal on all ranks
 3    count        chosen entries in this message
 4    wanted       entries that qualified; the rest stay owed
 5    flags        bit 0: this rank's gradient is not finite
-6    rate         the learning rate (float64 bits) the memory's units rest on
+6    rates        digest of all learning rates; equal on all ranks
 7    value_bytes  size of one value: 4 or 8
 ==== ============ ============================================================
 """
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 
 import torch
@@ -40,13 +39,12 @@ class Header:
     count: int
     wanted: int
     finite: bool
-    rate: float
+    rates: int
     value_bytes: int
 
     def words(self) -> list[int]:
         """Return the eight words as signed integers."""
         flags = 0 if self.finite else _NOT_FINITE
-        (rate,) = struct.unpack("<q", struct.pack("<d", self.rate))
         return [
             MAGIC,
             self.fingerprint,
@@ -54,7 +52,7 @@ class Header:
             self.count,
             self.wanted,
             flags,
-            rate,
+            self.rates,
             self.value_bytes,
         ]
 
@@ -69,23 +67,22 @@ def read_headers(rows: Tensor, expected: Header, *, capacity: int) -> list[Heade
 
 
 def _read(words: list[int], own: Header, *, rank: int, capacity: int) -> Header:
-    magic, fingerprint, step, count, wanted, flags, rate_bits, value_bytes = words
+    magic, fingerprint, step, count, wanted, flags, rates, value_bytes = words
     if magic != MAGIC:
         raise WireError(
             f"rank {rank} sent bytes that are not a laconic message of version {VERSION} "
             f"(first word {magic:#x}, expected {MAGIC:#x}). Run the same laconic version on every rank."
         )
-    (rate,) = struct.unpack("<d", struct.pack("<q", rate_bits))
     header = Header(
         fingerprint=fingerprint,
         step=step,
         count=count,
         wanted=wanted,
         finite=not flags & _NOT_FINITE,
-        rate=rate,
+        rates=rates,
         value_bytes=value_bytes,
     )
-    for what in ("fingerprint", "step", "rate", "value_bytes"):
+    for what in ("fingerprint", "step", "rates", "value_bytes"):
         theirs, ours = getattr(header, what), getattr(own, what)
         if theirs != ours:
             raise GroupError(
@@ -101,6 +98,6 @@ def _read(words: list[int], own: Header, *, rank: int, capacity: int) -> Header:
 _REMEDY = {
     "fingerprint": "Give every rank the same method and the same model.",
     "step": "Every rank must run the same number of steps and load checkpoints of the same step.",
-    "rate": "Memory in update units rests on the learning rate: give every rank the same schedule.",
+    "rates": "(Digests of the learning rates.) Give every rank the same schedule, or their models drift apart.",
     "value_bytes": "Give every rank parameters of the same dtype.",
 }

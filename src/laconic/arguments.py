@@ -1,0 +1,21 @@
+"""Checks of plain arguments: what was given, what is wanted, what to write."""
+
+from __future__ import annotations
+
+
+def check_share(name: str, value: object, hint: str) -> None:
+    """Refuse anything but a number in (0, 1]; ``hint`` says what to write."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise ValueError(f"{name} must be a number in (0, 1], got {value!r}. {hint}")
+
+
+def check_whole(name: str, value: object, least: int, hint: str) -> None:
+    """Refuse anything but a whole number of at least ``least``; ``hint`` says what to write."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a whole number of {least} or more, got {value!r}. {hint}")
+
+
+def check_choice(name: str, value: object, wanted: tuple[str, ...]) -> None:
+    """Refuse anything but one of the words wanted."""
+    if value not in wanted:
+        raise ValueError(f"{name} must be one of {', '.join(wanted)}; got {value!r}.")

@@ -1,0 +1,32 @@
+"""The order in which a parameter's entries lie in memory: DDP's buckets have it, and so has what is owed.
+
+For a contiguous parameter that is its logical order; for one in channels_last format, say, it is not.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def dimension_order(p: Tensor) -> tuple[int, ...]:
+    """Return p's dimensions from the slowest to the fastest; the logical order if p has gaps or overlaps."""
+    order = sorted(range(p.dim()), key=lambda d: (-p.stride()[d], d))
+    expected = 1
+    for d in reversed(order):
+        if p.shape[d] != 1:
+            if p.stride()[d] != expected:
+                return tuple(range(p.dim()))
+            expected *= p.shape[d]
+    return tuple(order)
+
+
+def flatten(values: Tensor, p: Tensor) -> Tensor:
+    """Lay p-shaped values out flat, in p's order."""
+    return values.permute(dimension_order(p)).reshape(-1)
+
+
+def unflatten(flat: Tensor, p: Tensor) -> Tensor:
+    """View a flat tensor in p's order as a p-shaped one."""
+    order = dimension_order(p)
+    back = sorted(range(p.dim()), key=order.__getitem__)
+    return flat.view([p.shape[d] for d in order]).permute(back)
