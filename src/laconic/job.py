@@ -46,16 +46,17 @@ class Job:
                 self.held.append((segment, view.clone()))
                 view.zero_()
 
-    def round_(self, mean: Mean, factors: Mapping[str, float]) -> None:
+    def round_(self, mean: Mean, factors: Mapping[str, float], dtypes: Mapping[str, torch.dtype]) -> None:
         """Round the mean to what narrower gradients can carry; x keeps what that loses, the same on every rank."""
         for part in self.parts:
-            if part.grad.dtype == self.x.dtype:
-                continue
-            most = torch.finfo(part.grad.dtype).max
             for at in part.place:
+                dtype = dtypes.get(at.name, part.grad.dtype)
+                if dtype == self.x.dtype:
+                    continue
+                most = torch.finfo(dtype).max
                 value = mean.values[at.offset : at.offset + at.size]
                 factor = factors.get(at.name, 1.0)
-                carried = (value * factor).clamp_(-most, most).to(part.grad.dtype).to(value.dtype) / factor
+                carried = (value * factor).clamp_(-most, most).to(dtype).to(value.dtype) / factor
                 self.x[at.offset : at.offset + at.size] += value - carried
                 value.copy_(carried)
 
@@ -84,6 +85,10 @@ class Job:
                 # A dense mean is reduced in place and already where it belongs.
                 if value.data_ptr() != target.data_ptr():
                     target.copy_(value if factor == 1.0 else value * factor)
+
+    def dense_bytes(self, dtypes: Mapping[str, torch.dtype]) -> int:
+        """How many bytes plain DDP would have handed over for the same gradients."""
+        return sum(s.size * dtypes.get(s.name, p.grad.dtype).itemsize for p in self.parts for s in p.segments)
 
     def poison(self) -> None:
         """Show every caller, on every rank alike, that this step has no gradient."""

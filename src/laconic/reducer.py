@@ -44,7 +44,7 @@ class Reducer:
     """Turns each rank's gradients into what the method makes of their mean.
 
     ``model`` names and sizes the parameters in the model's own order; ``dtype`` is what memory and wire
-    values have; ``dense_bytes`` is what plain DDP hands over a step.
+    values have, ``dtypes`` what gradients have by name, where that is not what ``begin`` is given.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Reducer:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         fingerprint: int = 0,
-        dense_bytes: int | None = None,
+        dtypes: Mapping[str, torch.dtype] | None = None,
         measure_every: int = 0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -76,7 +76,7 @@ class Reducer:
         self._rates: dict[str, float] = {}
         self._factors: dict[str, float] = {}
         self._grad_scale = 1.0
-        self._dense_bytes = model.numel * dtype.itemsize if dense_bytes is None else dense_bytes
+        self._dtypes = dtypes or {}
         self._counters = Counters()
         self._mark = (0, 0)
 
@@ -102,6 +102,8 @@ class Reducer:
 
     def begin(self, grad: Tensor, segments: Segments, *, notes: Tensor | None = None) -> Future[Tensor]:
         """Take a bucket over and start its exchange; the future hands ``grad`` back, holding the mean."""
+        if not self._open:
+            raise LaconicError("begin was called outside a step. Call begin_step first.")
         began = self._clock()
         if self.method.scope == "model":
             job, place = self._whole_job(), Segments(tuple(self._model[name] for name in segments.names))
@@ -111,7 +113,7 @@ class Reducer:
             x = grad if self._sends_all else grad.to(self._dtype)
             job, place = Job(x, segments), segments
             self._jobs.append(job)
-        job.notes = notes
+        job.notes = notes if job.notes is None else job.notes
         part = Part(grad, segments, place, self._future())
         job.parts.append(part)
         self._enter(job, place)
@@ -129,6 +131,8 @@ class Reducer:
         self._counters.select_seconds += self._clock() - began
         began = self._clock()
         self.transport.drain()
+        if not self._jobs and self._open:
+            self._settle()
         self._counters.wait_seconds += self._clock() - began
 
     def stats(self) -> Stats:
@@ -245,7 +249,7 @@ class Reducer:
     def _rounded(self, job: Job, segments: Segments, envelope: Envelope) -> Steps:
         mean = yield from self.method.exchange.steps(job.x, segments, self._compressor, envelope)
         if mean.finite and self.method.memory != "none":
-            job.round_(mean, self._factors)
+            job.round_(mean, self._factors, self._dtypes)
         return mean
 
     def _settle(self) -> None:
@@ -262,7 +266,7 @@ class Reducer:
         if self._probe is not None:
             self._probe.settle(self.step, finite=finite)
         self._counters.skipped_steps += not finite
-        self._counters.dense_bytes += self._dense_bytes
+        self._counters.dense_bytes += sum(job.dense_bytes(self._dtypes) for job in self._jobs)
         self._counters.wire_bytes += self.transport.wire_bytes - self._mark[0]
         self._counters.collectives += self.transport.collectives - self._mark[1]
         self._seen = Observation(
@@ -279,8 +283,9 @@ class Reducer:
             part.future.set_result(part.grad)
 
     def _unit(self, name: str) -> float:
-        """What one unit of a parameter's gradient counts for in memory."""
-        return self._rates.get(name, 1.0) if self.method.memory == "update" else 1.0
+        """What one unit of a parameter's gradient counts for in memory; at learning rate 0, nothing."""
+        rate = self._rates.get(name, 1.0)
+        return rate if self.method.memory == "update" or rate == 0.0 else 1.0
 
     def _make_probe(self, every: int) -> Probe | None:
         check_whole("measure_every", every, 0, "Write 0 for never, 100 for every hundredth step.")

@@ -79,7 +79,7 @@ def _reducer(
         dtype=accumulation_dtype([p.dtype for p in tensors]),
         device=tensors[0].device,
         fingerprint=identity.fingerprint(),
-        dense_bytes=sum(p.numel() * p.element_size() for p in tensors),
+        dtypes={name: p.dtype for name, p in parameters.items()},
         measure_every=measure_every,
     )
 
@@ -95,7 +95,12 @@ def _identity(method: str, module: torch.nn.Module, exchanged: Mapping[str, torc
 
 def _group(ddp: DistributedDataParallel | None, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     if ddp is None:
-        return group or _default_group()
+        group = group or _default_group()
+        if dist.get_rank(group) < 0:
+            raise ValueError(
+                "this rank is not in the group it was given. Call attach on the group's own ranks only."
+            )
+        return group
     if group is not None and group is not ddp.process_group:
         raise ValueError("the DDP module has a process group of its own; leave group out.")
     return ddp.process_group

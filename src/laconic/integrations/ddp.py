@@ -25,6 +25,7 @@ class DdpSurface:
         self._ddp = weakref.ref(ddp)
         self._link = link
         self._names = {id(p): name for name, p in link.parameters.items()}
+        self._seen: set[str] = set()
         self._reduced: list[tuple[Tensor, Tensor]] = []
         # Only then may DDP leave a parameter's gradient untouched although something was sent for it.
         may_be_unused = ddp.find_unused_parameters or ddp.static_graph
@@ -66,15 +67,18 @@ class DdpSurface:
 
     def reduce(self, bucket: GradBucket) -> Future[Tensor]:
         """Exchange one bucket; the last one waits for all of them."""
-        if bucket.index() == 0:
-            self._link.open_step()
-            self._reduced = []
         buffer, parameters = bucket.buffer(), bucket.parameters()
         segments = Segments.of([self._names[id(p)] for p in parameters], [p.numel() for p in parameters])
+        if not self._seen.isdisjoint(segments.names) or not self._seen:
+            self._link.open_step()
+            self._reduced = []
+        self._seen.update(segments.names)
         future = self._link.reducer.begin(buffer, segments)
         if self._fills_unused:
             self._reduced += zip(parameters, segments.views(buffer), strict=True)
-        if bucket.is_last():
+        # In the first step of a static graph DDP numbers every bucket 0 and calls none of them the last.
+        if bucket.is_last() or len(self._seen) == len(self._names):
+            self._seen = set()
             self._link.reducer.end_step()
             if self._fills_unused:
                 # DDP's own callback is queued after this hook returns; the second of ours runs behind it.

@@ -18,6 +18,7 @@ from laconic.methods import Method
 from laconic.reducer import Reducer
 from laconic.stats import Stats
 from laconic.transports import ProcessGroupTransport
+from laconic.tuners import Constant
 
 
 class Surface(Protocol):
@@ -63,6 +64,10 @@ class Link:
         self._surface: Surface | None = None
         self._handle: RemovableHandle | None = None
         self._setup_bytes = 0
+        # Where a tuner moves the density, ranks at unlike steps send unlike sizes, and backends may end the process
+        # over that before a header is read: compare steps before the first exchange, and after a load.
+        self._tuned = not isinstance(reducer.method.tuner, Constant)
+        self._unlike_sizes = self._tuned
 
     @property
     def method(self) -> Method:
@@ -91,6 +96,7 @@ class Link:
                 f"{self._layouts()}. Bring the model into the saved format (channels_last, say) before attach."
             )
         self.reducer.load_state_dict(state)
+        self._unlike_sizes = self._tuned
 
     def detach(self) -> None:
         """Stop: module, optimizer and scaler are as before, and gradients of DDP are plainly averaged again.
@@ -119,10 +125,7 @@ class Link:
 
     def install(self, surface: Surface) -> None:
         """Check that all ranks agree, then put the method to work. Called by ``attach``."""
-        device = next(iter(self.parameters.values())).device
-        steps = handshake(self._identity, rank=self.transport.rank, device=device)
-        self.transport.start(steps, label="the handshake")
-        self.transport.drain()
+        self._shake_hands(self._identity)
         surface.install()
         self._setup_bytes = self.transport.wire_bytes
         self._surface = surface
@@ -132,6 +135,10 @@ class Link:
 
     def open_step(self) -> None:
         """Begin a step of the reducer with the learning rates and the loss scale of this moment."""
+        if self._unlike_sizes:
+            at = f"{self.method.name} at step {self.reducer.step}"
+            self._shake_hands(replace(self._identity, method=at))
+            self._unlike_sizes = False
         rates = {
             # A parameter that was frozen after attach must not move: what it owes waits, as at rate 0.
             self._names[id(p)]: float(group.get("lr", 1.0)) if p.requires_grad else 0.0
@@ -141,6 +148,14 @@ class Link:
         }
         scale = 1.0 if self._scaler is None else self._scaler.get_scale()
         self.reducer.begin_step(rates=rates, grad_scale=scale)
+
+    def _shake_hands(self, identity: Identity) -> None:
+        before = self.transport.wire_bytes
+        device = next(iter(self.parameters.values())).device
+        steps = handshake(identity, rank=self.transport.rank, device=device)
+        self.transport.start(steps, label="the handshake")
+        self.transport.drain()
+        self._setup_bytes += self.transport.wire_bytes - before
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         assert self._surface is not None

@@ -1,0 +1,143 @@
+"""The exam of every tuner: a pure pair whose state is a dict of numbers."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import json
+import pickle
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contracts.registry import BAD_SETTINGS, TUNERS, compressors, sparsifiers, tuners
+from laconic.compressors import TopK
+from laconic.tuners import Warmup
+from laconic.types import Observation, Sparsifier
+
+every_tuner = pytest.mark.parametrize("tuner", tuners(), ids=repr)
+every_sparsifier = pytest.mark.parametrize("compressor", sparsifiers(), ids=repr)
+
+
+@st.composite
+def _seen(draw: st.DrawFn) -> Observation:
+    entries = draw(st.integers(0, 10**6))
+    sent = draw(st.integers(0, entries))
+    wanted = draw(st.integers(sent, 10**7))
+    return Observation(
+        step=draw(st.integers(0, 1000)), entries=entries, sent=sent, wanted=wanted, skipped=draw(st.booleans())
+    )
+
+
+def _seen_at(step: int) -> Observation:
+    return Observation(step=step, entries=100, sent=10, wanted=10, skipped=False)
+
+
+def _densities(tuner: Warmup, final: float, steps: int) -> list[float]:
+    compressor, state, densities = TopK(density=final), tuner.init(TopK(density=final)), []
+    for step in range(steps):
+        # As the reducer does: each update gets what the one before returned.
+        state, compressor = tuner.update(state, _seen_at(step), compressor)
+        densities.append(compressor.density)
+    return densities
+
+
+@every_tuner
+@every_sparsifier
+@settings(max_examples=10)
+@given(seen=_seen())
+def test_init_and_update_are_pure(tuner, compressor, seen):
+    state = tuner.init(compressor)
+    assert tuner.init(compressor) == state
+    before = copy.deepcopy(state)
+    once = tuner.update(state, seen, compressor)
+    assert state == before
+    assert tuner.update(dict(before), seen, compressor) == once
+
+
+@every_tuner
+@every_sparsifier
+@settings(max_examples=10)
+@given(seen=_seen())
+def test_the_state_is_a_dict_of_numbers_that_can_be_saved_as_it_is(tuner, compressor, seen):
+    for state in (tuner.init(compressor), tuner.update(tuner.init(compressor), seen, compressor)[0]):
+        assert all(type(key) is str and isinstance(value, float) for key, value in state.items())
+        saved = json.loads(json.dumps(state))
+        assert saved == state
+        assert tuner.update(saved, seen, compressor) == tuner.update(state, seen, compressor)
+
+
+@every_tuner
+@every_sparsifier
+@settings(max_examples=10)
+@given(seen=_seen())
+def test_a_tuner_moves_the_amount_and_nothing_else(tuner, compressor, seen):
+    _, moved = tuner.update(tuner.init(compressor), seen, compressor)
+    assert isinstance(moved, Sparsifier)
+    assert 0 < moved.density <= 1
+    assert moved.at_density(compressor.density) == compressor
+
+
+@every_tuner
+@pytest.mark.parametrize("compressor", compressors(), ids=repr)
+def test_a_compressor_is_tuned_or_refused_at_the_start(tuner, compressor):
+    if isinstance(tuner, Warmup) and not isinstance(compressor, Sparsifier):
+        with pytest.raises(ValueError, match=rf"{compressor.name} has none\. Use "):
+            tuner.init(compressor)
+    else:
+        _, tuned = tuner.update(tuner.init(compressor), _seen_at(0), compressor)
+        assert type(tuned) is type(compressor)
+
+
+@every_tuner
+def test_a_tuner_is_frozen_data(tuner):
+    twin = pickle.loads(pickle.dumps(tuner))
+    assert twin == tuner
+    assert hash(twin) == hash(tuner)
+    for field in dataclasses.fields(tuner):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(tuner, field.name, 1)
+
+
+@given(st.integers(1, 40), st.floats(0.01, 1.0), st.floats(0.0001, 0.01))
+def test_warm_up_falls_geometrically_to_the_final_density_and_stays(steps, start, final):
+    densities = _densities(Warmup(steps=steps, start=start), final, steps + 5)
+    assert densities[0] == pytest.approx(start)
+    factor = (final / start) ** (1 / steps)
+    for before, after in itertools.pairwise(densities[: steps + 1]):
+        assert after / before == pytest.approx(factor, rel=1e-6)
+    assert densities[steps:] == [final] * 5
+
+
+@given(st.integers(1, 40), st.floats(0.0001, 1.0), st.floats(0.0001, 1.0))
+def test_warm_up_never_rises_and_never_goes_below_the_final_density(steps, start, final):
+    densities = _densities(Warmup(steps=steps, start=start), final, steps + 3)
+    for before, after in itertools.pairwise(densities):
+        assert after <= before * (1 + 1e-12)
+    assert min(densities) == densities[-1] == final
+    assert max(densities) <= max(start, final) * (1 + 1e-12)
+
+
+def test_warm_up_depends_on_the_step_alone_so_that_a_resumed_run_goes_on():
+    tuner, final = Warmup(steps=10, start=0.5), TopK(density=0.01)
+    straight = _densities(tuner, 0.01, 12)
+    for step, density in enumerate(straight):
+        assert tuner.update(tuner.init(final), _seen_at(step), final)[1].density == density
+
+
+@pytest.mark.parametrize(
+    ("cls", "field", "value"),
+    [(cls, field, value) for cls in TUNERS for field, value in BAD_SETTINGS.get(cls, [])],
+)
+def test_a_bad_setting_is_refused_with_what_it_got_what_it_wants_and_what_to_do(cls, field, value):
+    with pytest.raises(ValueError, match=rf"{field} must be .*, got {re.escape(repr(value))}\. \w.*\.$"):
+        cls(**{field: value})
+
+
+@pytest.mark.parametrize("cls", TUNERS, ids=lambda c: c.__name__)
+def test_every_setting_has_a_bad_value_that_is_refused(cls):
+    refused = {field for field, _ in BAD_SETTINGS.get(cls, [])}
+    assert refused == {field.name for field in dataclasses.fields(cls)}

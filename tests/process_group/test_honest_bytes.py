@@ -1,0 +1,174 @@
+"""Honest bytes: what stats report is what was handed to the collectives, to the byte."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import laconic
+from laconic import wire
+from laconic.transports import process_group
+from laconic.types import Plan
+from models import attach, build, loss, train
+
+METHODS = [
+    laconic.dense(),
+    laconic.topk(0.05),
+    laconic.topk(0.05, warmup_steps=3),
+    laconic.topk_sgd(0.05),
+    laconic.randomk(0.05),
+]
+# Ranks may compare notes once more before the first exchange.
+HANDSHAKE_BYTES = 16
+KINDS = pytest.mark.parametrize("kind", ["ddp", "plain"])
+
+
+def _label(method):
+    return f"{method.name}-{method.tuner.name}"
+
+
+class Counter:
+    """Counts what this rank hands to torch.distributed, at the calls themselves."""
+
+    def __init__(self) -> None:
+        self.bytes = self.calls = 0
+
+    def add(self, tensor) -> None:
+        self.calls += 1
+        self.bytes += tensor.numel() * tensor.element_size()
+
+    @contextmanager
+    def listening(self, group):
+        gather, reduce, broadcast = process_group._all_gather, dist.all_reduce, dist.broadcast
+
+        def counted_gather(out, send, *args, **kwargs):
+            self.add(send)
+            return gather(out, send, *args, **kwargs)
+
+        def counted_reduce(tensor, *args, **kwargs):
+            self.add(tensor)
+            return reduce(tensor, *args, **kwargs)
+
+        def counted_broadcast(tensor, *args, **kwargs):
+            # Only the first rank hands bytes over; the others receive.
+            self.add(tensor if dist.get_rank(group) == 0 else tensor[:0])
+            return broadcast(tensor, *args, **kwargs)
+
+        process_group._all_gather, dist.all_reduce, dist.broadcast = (
+            counted_gather,
+            counted_reduce,
+            counted_broadcast,
+        )
+        try:
+            yield self
+        finally:
+            process_group._all_gather, dist.all_reduce, dist.broadcast = gather, reduce, broadcast
+
+
+def _counted(group, kind, method, measure_every):
+    model, optimizer, _ = build(group, kind, None)
+    with Counter().listening(group) as counter:
+        link = attach(model, optimizer, method, group, measure_every=measure_every)
+        setup = (counter.bytes, counter.calls)
+        train(model, optimizer, group, range(5))
+    return setup, (counter.bytes, counter.calls), link.stats
+
+
+@KINDS
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("method", METHODS, ids=_label)
+def test_reported_bytes_are_the_bytes_handed_over(pool, kind, ranks, method):
+    for setup, total, stats in pool.run(ranks, _counted, kind, method, 0):
+        assert stats.wire_bytes + stats.setup_bytes == total[0]
+        assert stats.wire_bytes > 0
+        assert setup[0] <= stats.setup_bytes <= setup[0] + HANDSHAKE_BYTES
+
+
+@KINDS
+@pytest.mark.parametrize("method", [m for m in METHODS if m.memory != "none"], ids=_label)
+def test_what_measuring_costs_is_counted_too(pool, kind, method):
+    for setup, total, stats in pool.run(2, _counted, kind, method, 2):
+        assert stats.wire_bytes + stats.setup_bytes == total[0]
+        assert total[1] - setup[1] - 1 <= stats.collectives <= total[1] - setup[1]
+        assert len(stats.history) == 3
+
+
+@KINDS
+@pytest.mark.parametrize("method", METHODS, ids=_label)
+def test_one_rank_alone_hands_nothing_over(pool, kind, method):
+    [(_, total, stats)] = pool.run(1, _counted, kind, method, 0)
+    assert total == (0, 0)
+    assert (stats.wire_bytes, stats.setup_bytes, stats.collectives) == (0, 0, 0)
+    assert stats.steps == 5
+    assert stats.ratio == float("inf")
+
+
+def _collectives_and_buckets(group, kind, method):
+    model, optimizer, link = build(group, kind, method)
+    begin, buckets, calls = link.reducer.begin, [], []
+
+    def watched(*args, **kwargs):
+        buckets[-1] += 1
+        return begin(*args, **kwargs)
+
+    link.reducer.begin = watched
+    for step in range(4):
+        buckets.append(0)
+        before = link.stats.collectives
+        train(model, optimizer, group, [step])
+        calls.append(link.stats.collectives - before)
+    return buckets, calls
+
+
+@pytest.mark.parametrize("method", METHODS, ids=_label)
+def test_a_step_of_ddp_has_one_collective_a_bucket_and_one_in_all_over_the_whole_model(pool, method):
+    for buckets, calls in pool.run(3, _collectives_and_buckets, "ddp", method):
+        assert max(buckets) > 1
+        assert calls == ([1] * 4 if method.scope == "model" else buckets)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=_label)
+def test_a_step_of_a_plain_module_has_one_collective(pool, method):
+    for buckets, calls in pool.run(3, _collectives_and_buckets, "plain", method):
+        assert buckets == calls == [1] * 4
+
+
+def _sizes(group, kind):
+    model, optimizer, link = build(group, kind, laconic.topk_sgd(0.05))
+    train(model, optimizer, group, range(3))
+    entries = sum(p.numel() for p in model.parameters())
+    return link.stats, entries, len(list(model.parameters()))
+
+
+@KINDS
+def test_the_bytes_of_topk_follow_from_its_density(pool, kind):
+    for stats, entries, parameters in pool.run(2, _sizes, kind):
+        plan = Plan(known=torch.empty(0, dtype=torch.int64), known_count=0, capacity=round(0.05 * entries))
+        notes = parameters if kind == "plain" else 0
+        assert stats.wire_bytes == 3 * wire.message_bytes(plan, numel=entries, notes=notes)
+        assert stats.dense_bytes == 3 * 4 * entries
+        assert stats.ratio == stats.dense_bytes / stats.wire_bytes
+        assert stats.density == round(0.05 * entries) / entries
+
+
+def _skipped(group, kind, method):
+    model, optimizer, _ = build(group, kind, None)
+    with Counter().listening(group) as counter:
+        link = attach(model, optimizer, method, group)
+        for step in range(3):
+            bad = step == 1 and dist.get_rank(group) == 0
+            (loss(model, dist.get_rank(group), step) * (float("inf") if bad else 1.0)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return counter.bytes, link.stats
+
+
+@KINDS
+@pytest.mark.parametrize("method", METHODS, ids=_label)
+def test_a_skipped_step_is_counted_as_what_it_was(pool, kind, method):
+    for total, stats in pool.run(2, _skipped, kind, method):
+        assert stats.skipped_steps == 1
+        assert stats.wire_bytes + stats.setup_bytes == total

@@ -1,0 +1,87 @@
+"""Who may import whom: a module imports only from lower rows, and the pure rows touch nothing outside."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import laconic
+
+ROOT = Path(laconic.__file__).parent
+ROWS = [
+    {"types", "errors", "stats", "arguments"},
+    {"kernels", "wire", "clipping"},
+    {"compressors", "exchanges", "tuners", "handshake"},
+    {"transports", "memory"},
+    {"methods", "job", "theory"},
+    {"reducer"},
+    {"integrations", "local"},
+    {"lab", "plan", "sim", "cli"},
+]
+ROW = {package: number for number, row in enumerate(ROWS) for package in row}
+# The public face is what users see: only the last row stands above it.
+ROW["laconic"] = len(ROWS) - 2
+PURE = {*ROWS[0], *ROWS[1], *ROWS[2], "methods"}
+OUTSIDE = {"torch.distributed", "time", "random", "os", "pathlib", "io", "socket", "threading"}
+MOST_LINES = 300
+
+FILES = sorted(p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py")
+every_file = pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+
+
+def _package(path: Path) -> str:
+    """The part of laconic that a file belongs to: a folder, or a file of the top folder."""
+    return path.relative_to(ROOT).with_suffix("").parts[0]
+
+
+def _imports(source: str) -> list[str]:
+    """Full names of all that a source imports, wherever in it."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+    return found
+
+
+def _offending(package: str, imports: list[str]) -> list[str]:
+    ours = [name for name in imports if name.split(".")[0] == "laconic"]
+    parts = {name: [*name.split("."), "laconic"][1] for name in ours}
+    return [name for name, part in parts.items() if part != package and ROW.get(part, 99) >= ROW[package]]
+
+
+@every_file
+def test_a_module_imports_only_from_lower_rows(path):
+    package = _package(path)
+    assert package in ROW, f"give '{package}' a row in tests/test_layers.py"
+    assert _offending(package, _imports(path.read_text())) == []
+
+
+@every_file
+def test_pure_modules_touch_no_group_no_clock_and_no_file(path):
+    if _package(path) in PURE:
+        touched = [
+            name for name in _imports(path.read_text()) for out in OUTSIDE if f"{name}.".startswith(f"{out}.")
+        ]
+        assert touched == []
+
+
+@pytest.mark.parametrize("path", [*FILES, ROOT / "__init__.py"], ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_file_is_longer_than_can_be_read_at_once(path):
+    assert len(path.read_text().splitlines()) < MOST_LINES
+
+
+def test_the_exam_sees_what_it_is_there_to_see():
+    source = "import time\nfrom laconic import reducer\n\ndef f():\n    from laconic.methods import dense\n"
+    imports = _imports(source)
+    assert imports == ["time", "laconic.reducer", "laconic.methods.dense"]
+    assert _offending("memory", imports) == ["laconic.reducer", "laconic.methods.dense"]
+    assert _offending("methods", imports) == ["laconic.reducer"]
+    assert _offending("integrations", imports) == []
+    assert _offending("types", ["laconic.stats.Stats", "laconic.types.Plan"]) == ["laconic.stats.Stats"]
+    assert _offending("integrations", ["laconic"]) == ["laconic"]
+    assert _offending("lab", ["laconic"]) == []

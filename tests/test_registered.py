@@ -1,0 +1,79 @@
+"""A file in a registered folder is in every list: its folder's, the package's, and the exams'."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+
+import pytest
+
+import laconic
+from contracts.registry import COMPRESSORS, EXCHANGES, RECIPES, TUNERS
+from laconic import compressors, exchanges, methods, tuners
+
+FOLDERS = {compressors: COMPRESSORS, exchanges: EXCHANGES, tuners: TUNERS}
+
+
+def _public_classes(module) -> list[type]:
+    found = inspect.getmembers(module, inspect.isclass)
+    return [cls for name, cls in found if cls.__module__ == module.__name__ and not name.startswith("_")]
+
+
+def _files():
+    """Every file of a registered folder, with its folder."""
+    for folder in FOLDERS:
+        for found in pkgutil.iter_modules(folder.__path__):
+            yield folder, importlib.import_module(f"{folder.__name__}.{found.name}")
+
+
+# A file without a public class is a helper of the others (compressors/selection.py) and is not registered.
+ENTRIES = [(folder, module) for folder, module in _files() if _public_classes(module)]
+HELPERS = [module.__name__ for _, module in _files() if not _public_classes(module)]
+every_entry = pytest.mark.parametrize(("folder", "module"), ENTRIES, ids=[m.__name__ for _, m in ENTRIES])
+
+
+@every_entry
+def test_a_file_holds_one_answer_named_as_the_file(folder, module):
+    (cls,) = _public_classes(module)
+    assert cls.name == module.__name__.rsplit(".", 1)[1]
+
+
+@every_entry
+def test_a_file_is_registered_everywhere(folder, module):
+    (cls,) = _public_classes(module)
+    assert cls.__name__ in folder.__all__, f"re-export it in {folder.__name__}/__init__.py"
+    assert getattr(folder, cls.__name__) is cls
+    assert cls.__name__ in laconic.__all__, "export it in laconic/__init__.py"
+    assert getattr(laconic, cls.__name__) is cls
+    assert FOLDERS[folder].get(cls), "give it instances in tests/contracts/registry.py"
+    assert all(type(instance) is cls for instance in FOLDERS[folder][cls])
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda f: f.__name__)
+def test_everything_registered_has_a_file(folder):
+    from_files = {cls.__name__ for f, module in ENTRIES if f is folder for cls in _public_classes(module)}
+    assert set(folder.__all__) == from_files == {cls.__name__ for cls in FOLDERS[folder]}
+    assert folder.__all__ == sorted(folder.__all__)
+
+
+def test_helpers_define_no_class_at_all():
+    for name in HELPERS:
+        defined = inspect.getmembers(importlib.import_module(name), inspect.isclass)
+        assert [cls for _, cls in defined if cls.__module__ == name] == []
+
+
+@pytest.mark.parametrize("name", methods.METHODS)
+def test_a_method_is_public_and_sits_the_exams(name):
+    recipe = methods.METHODS[name]
+    assert recipe.__name__ == name
+    assert name in laconic.__all__
+    assert getattr(laconic, name) is recipe
+    assert RECIPES.get(name), "give it variants in tests/contracts/registry.py"
+    assert all(method.name == name for method in RECIPES[name])
+
+
+def test_every_function_that_makes_a_method_is_in_the_table():
+    public = inspect.getmembers(methods, inspect.isfunction)
+    makers = {n for n, f in public if f.__module__ == methods.__name__ and not n.startswith("_")} - {"by_name"}
+    assert makers == set(methods.METHODS) == set(RECIPES)
