@@ -142,9 +142,11 @@ def _serve(rank: int, store: str, pipe: Any) -> None:
 def _serve_once(
     rank: int, ranks: int, store: str, timeout_seconds: float, job: Callable[..., Any], args: Any, pipe: Any
 ) -> None:
-    _join(rank, ranks, store, datetime.timedelta(seconds=timeout_seconds))
+    _join(rank, ranks, store, GROUP_TIMEOUT)
+    # Of its own: a short timeout must not hurry the ranks while they start.
+    group = dist.new_group(list(range(ranks)), timeout=datetime.timedelta(seconds=timeout_seconds))
     try:
-        pipe.send((job(dist.group.WORLD, *args), "", ""))
+        pipe.send((job(group, *args), "", ""))
     except BaseException as error:
         pipe.send((None, type(error).__name__, str(error)))
     # Leave at once: a broken group may wait for its peers on the way out.

@@ -127,7 +127,7 @@ def test_all_reducing_methods_agree_under_every_option(pool, method, options):
 
 def _deep(group, width, megabytes, method, steps, measure_every):
     torch.manual_seed(1)
-    layers = [nn.Linear(width, width, bias=False) for _ in range(22)]
+    layers = [nn.Linear(width, width, bias=False) for _ in range(20)]
     model = wrap(nn.Sequential(*layers), group, bucket_cap_mb=megabytes)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     link = attach(model, optimizer, method, group, measure_every=measure_every)
@@ -154,7 +154,7 @@ def test_two_hundred_steps_with_twenty_buckets_in_flight_end(pool):
 
 
 def test_twenty_buckets_of_a_megabyte_with_five_rounds_each_end(pool):
-    # The first step has one bucket, the second 22.
+    # The first step has one bucket, the second 20.
     results = pool.run(4, _deep, 512, 1, laconic.topk(0.01), 2, 1)
     assert len({bits for bits, *_ in results}) == 1
     for _, steps, collectives, measured in results:

@@ -13,7 +13,7 @@ from models import build, train
 from pool import run_alone
 
 # A peer that dies closes its sockets, which is seen at once; only one that stalls must wait for this.
-TIMEOUT_SECONDS = 4
+TIMEOUT_SECONDS = 3
 LAST_GOOD = 3
 CASES = [
     ("ddp", laconic.dense()),

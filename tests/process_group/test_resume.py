@@ -29,11 +29,11 @@ def _label(method):
 class Run:
     """A training run with everything that a checkpoint must hold."""
 
-    def __init__(self, group, kind, method) -> None:
+    def __init__(self, group, kind, method, *, measure_every=0) -> None:
         self.group = group
         self.model, self.optimizer, _ = build(group, kind, None)
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, gamma=0.8)
-        self.link = attach(self.model, self.optimizer, method, group)
+        self.link = attach(self.model, self.optimizer, method, group, measure_every=measure_every)
 
     def train(self, steps):
         return train(self.model, self.optimizer, self.group, steps, after=self.schedule.step)
@@ -164,15 +164,15 @@ def test_a_state_in_another_unit_is_refused_whole(pool, tmp_path):
     assert pool.run(2, _other_unit, str(tmp_path)) == [True, True]
 
 
-def _unlike_steps(group, kind, method, load):
+def _unlike_steps(group, kind, method, load, measure_every=0):
     """Train, then go on in a fresh run where rank r loads the state of step ``load[r]``, or none."""
-    run = Run(group, kind, method)
+    run = Run(group, kind, method, measure_every=measure_every)
     states = [run.link.state_dict()]
     for step in range(3):
         run.train([step])
         states.append(run.link.state_dict())
     run.link.detach()
-    run = Run(group, kind, method)
+    run = Run(group, kind, method, measure_every=measure_every)
     mine = load[dist.get_rank(group)]
     if mine is not None:
         run.link.load_state_dict(states[mine])
@@ -207,6 +207,14 @@ def test_ranks_that_load_states_of_unlike_steps_are_told_so_by_a_reduced_vector_
 def test_so_they_are_where_the_size_of_a_message_depends_on_the_step(method, load, steps):
     # With a warm-up the ranks' messages have unlike sizes; gloo then ends the process, and nobody is told anything.
     for outcome in run_alone(2, _unlike_steps, "plain", method, load):
+        assert outcome.exitcode == 0
+        assert outcome.error == "GroupError"
+
+
+@LOADS
+def test_so_they_are_where_only_some_steps_are_measured(load, steps):
+    # Measuring adds rounds to an exchange: at unlike steps one rank reduces where the other gathers.
+    for outcome in run_alone(2, _unlike_steps, "plain", laconic.topk(0.05), load, 2, timeout_seconds=5):
         assert outcome.exitcode == 0
         assert outcome.error == "GroupError"
 

@@ -1,0 +1,38 @@
+"""The order of a parameter's entries in memory: flat and back, whatever the format."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from laconic.integrations.layout import dimension_order, flatten, unflatten
+
+SHAPES = {
+    "contiguous": torch.arange(24.0).view(2, 3, 4),
+    "a scalar": torch.tensor(5.0),
+    "empty": torch.empty(0, 3),
+    "transposed": torch.arange(12.0).view(3, 4).t(),
+    "channels_last": torch.arange(120.0).view(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
+    "channels_last, one channel": torch.arange(20.0).view(1, 1, 4, 5).contiguous(memory_format=torch.channels_last),
+    "with gaps": torch.arange(24.0).view(4, 6)[:, :3],
+    "expanded": torch.arange(3.0).expand(4, 3),
+}
+
+
+@pytest.mark.parametrize("p", SHAPES.values(), ids=list(SHAPES))
+def test_flat_and_back_is_the_same(p):
+    values = torch.randn(p.shape)
+    assert torch.equal(unflatten(flatten(values, p).clone(), p), values)
+
+
+@pytest.mark.parametrize("name", ["contiguous", "transposed", "channels_last", "channels_last, one channel"])
+def test_the_flat_order_is_the_order_in_storage(name):
+    p = SHAPES[name]
+    assert torch.equal(flatten(p, p), torch.as_strided(p, (p.numel(),), (1,)))
+
+
+@pytest.mark.parametrize("name", ["with gaps", "expanded"])
+def test_what_does_not_fill_its_storage_is_taken_in_logical_order(name):
+    p = SHAPES[name]
+    assert dimension_order(p) == tuple(range(p.dim()))
+    assert torch.equal(flatten(p, p), p.reshape(-1))
