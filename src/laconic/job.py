@@ -13,6 +13,14 @@ from laconic.memory import Memory
 from laconic.types import Mean, Segment, Segments
 
 
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a step ended: whether all ranks skipped it, and the sum of their notes."""
+
+    skipped: bool
+    notes: Tensor | None
+
+
 @dataclass
 class Part:
     """A gradient to hand the mean back to; ``place`` says where its parameters lie in the job's vector."""

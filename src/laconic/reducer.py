@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any, cast
 
 import torch
@@ -21,23 +21,16 @@ from laconic import kernels
 from laconic.arguments import check_whole
 from laconic.compressors import Dense
 from laconic.errors import LaconicError
-from laconic.job import Job, Part
+from laconic.job import Job, Outcome, Part
 from laconic.memory import Memory
 from laconic.methods import Method
 from laconic.stats import Counters, Stats
 from laconic.theory import Probe, Watched
+from laconic.tuners import Constant
 from laconic.types import Compressor, Envelope, Observation, Segments, Steps, Transport
 
 STATE_VERSION = 1
 _STATE_KEYS = {"method", "step", "tuner", "setting", "seen", "counters", "theory", "memory"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """How the last step ended: whether all ranks skipped it, and the sum of their notes."""
-
-    skipped: bool
-    notes: Tensor | None
 
 
 class Reducer:
@@ -134,6 +127,11 @@ class Reducer:
         if not self._jobs and self._open:
             self._settle()
         self._counters.wait_seconds += self._clock() - began
+
+    @property
+    def step_shapes_messages(self) -> bool:
+        """Whether the size or number of messages depends on the step: a tuner or a probe is at work."""
+        return self._probe is not None or not isinstance(self.method.tuner, Constant)
 
     def stats(self) -> Stats:
         """Return the numbers so far; the norm of what is owed costs a pass over memory."""

@@ -60,7 +60,7 @@ def _bits(group, kind, method, sync, options):
 def test_dense_accumulates_as_plain_ddp_does_to_the_bit(pool, ranks, sync, as_view):
     options = {"gradient_as_bucket_view": as_view}
     ours = pool.run(ranks, _bits, "ddp", laconic.dense(), sync, options)
-    plain = pool.run(ranks, _bits, "ddp", None, sync, options)
+    plain = pool.control(ranks, _bits, "ddp", None, sync, options)
     assert [seen for seen, _ in ours] == [seen for seen, _ in plain]
 
 

@@ -19,12 +19,12 @@ def _result(group, kind, method, **options):
     return seen, {name: digest([t]) for name, t in owed(link).items()}
 
 
-@pytest.mark.parametrize("megabytes", [0.0001, 0.003, 0.01, 25])
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("megabytes", [0.0001, 0.01, 25])
+@pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("method", [laconic.topk(0.05), laconic.topk_sgd(0.05)], ids=lambda m: m.name)
 def test_weights_and_memory_do_not_depend_on_the_buckets(pool, method, ranks, megabytes):
     # A plain module has no buckets at all: each parameter's memory must be the same by name, to the bit.
-    assert pool.run(ranks, _bucketed, method, megabytes) == pool.run(ranks, _result, "plain", method)
+    assert pool.run(ranks, _bucketed, method, megabytes) == pool.control(ranks, _result, "plain", method)
 
 
 def _bucketed(group, method, megabytes):
@@ -35,7 +35,7 @@ def _bucketed(group, method, megabytes):
 def test_random_selection_follows_names_too(pool, megabytes):
     # Two ranks only: with three or more an all-reduce adds in an order that depends on the bucket's size.
     method = laconic.randomk(0.05)
-    assert pool.run(2, _bucketed, method, megabytes) == pool.run(2, _result, "plain", method)
+    assert pool.run(2, _bucketed, method, megabytes) == pool.control(2, _result, "plain", method)
 
 
 def _layouts(group, static_graph):
@@ -103,7 +103,7 @@ def test_layers_registered_out_of_order_change_nothing(pool, method):
 @pytest.mark.parametrize("method", [laconic.topk(0.05), laconic.topk_sgd(0.05)], ids=lambda m: m.name)
 def test_ddps_options_do_not_show_in_the_bits(pool, method, options):
     ours = pool.run(3, _with_options, method, options)
-    assert ours == pool.run(3, _with_options, method, {})
+    assert ours == pool.control(3, _with_options, method, {})
 
 
 def _with_options(group, method, options):

@@ -17,7 +17,6 @@ TIMEOUT_SECONDS = 3
 LAST_GOOD = 3
 CASES = [
     ("ddp", laconic.dense()),
-    ("ddp", laconic.topk(0.05)),
     ("plain", laconic.topk_sgd(0.05)),
     ("plain", laconic.randomk(0.05)),
 ]

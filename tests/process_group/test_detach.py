@@ -30,7 +30,7 @@ def _attached_for_nothing(group, method):
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
 def test_detached_at_once_a_ddp_module_gives_plain_ddps_bits(pool, ranks, method):
-    assert pool.run(ranks, _attached_for_nothing, method) == pool.run(ranks, _plain_ddp, 6)
+    assert pool.run(ranks, _attached_for_nothing, method) == pool.control(ranks, _plain_ddp, 6)
 
 
 def _detached_half_way(group):
@@ -44,7 +44,7 @@ def _detached_half_way(group):
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_detached_half_way_a_ddp_module_gives_plain_ddps_bits(pool, ranks):
     ours = pool.run(ranks, _detached_half_way)
-    assert [seen for seen, _ in ours] == pool.run(ranks, _plain_ddp, 6)
+    assert [seen for seen, _ in ours] == pool.control(ranks, _plain_ddp, 6)
     assert all(steps == 3 for _, steps in ours)
 
 

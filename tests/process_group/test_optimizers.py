@@ -45,7 +45,7 @@ def test_ranks_agree_with_every_optimizer(pool, kind, method, name):
     assert results[0] == results[1]
     assert len(set(results[0])) == STEPS
     if method.name == "dense":
-        assert results == pool.run(2, _with_optimizer, "ddp", None, name)
+        assert results == pool.control(2, _with_optimizer, "ddp", None, name)
 
 
 def _groups(model):

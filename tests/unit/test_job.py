@@ -78,7 +78,7 @@ def test_what_a_narrow_gradient_cannot_carry_stays_in_x(factor):
     job = Job(torch.full((5,), 0.5), MODEL, parts=[Part(grad, MODEL, MODEL, Future())])
     job.mean = _mean(torch.full((5,), value))
     factors = dict.fromkeys(MODEL.names, factor)
-    job.round_(job.mean, factors)
+    job.round_(job.mean, factors, {})
     job.hand_back(factors)
     assert grad.tolist() == [factor] * 5
     assert job.x.tolist() == [0.5 + 2**-9] * 5
@@ -88,7 +88,7 @@ def test_what_overflows_a_narrow_gradient_stays_in_x():
     grad = torch.zeros(5, dtype=torch.float16)
     job = Job(torch.zeros(5), MODEL, parts=[Part(grad, MODEL, MODEL, Future())])
     job.mean = _mean(torch.tensor([65504.0, 70000.0, -70000.0, 1.0, 0.0]))
-    job.round_(job.mean, {})
+    job.round_(job.mean, {}, {})
     job.hand_back({})
     assert grad.tolist() == [65504.0, 65504.0, -65504.0, 1.0, 0.0]
     assert job.x.tolist() == [0.0, 70000.0 - 65504.0, 65504.0 - 70000.0, 0.0, 0.0]
@@ -97,7 +97,7 @@ def test_what_overflows_a_narrow_gradient_stays_in_x():
 def test_a_gradient_as_wide_as_the_mean_loses_nothing():
     x, values = normal(5, 1), normal(5, 2)
     job = Job(x.clone(), MODEL, parts=[Part(torch.zeros(5), MODEL, MODEL, Future())])
-    job.round_(_mean(values), {})
+    job.round_(_mean(values), {}, {})
     assert torch.equal(job.x, x)
     assert torch.equal(values, normal(5, 2))
 

@@ -18,7 +18,6 @@ from laconic.methods import Method
 from laconic.reducer import Reducer
 from laconic.stats import Stats
 from laconic.transports import ProcessGroupTransport
-from laconic.tuners import Constant
 
 
 class Surface(Protocol):
@@ -64,10 +63,9 @@ class Link:
         self._surface: Surface | None = None
         self._handle: RemovableHandle | None = None
         self._setup_bytes = 0
-        # Where a tuner moves the density, ranks at unlike steps send unlike sizes, and backends may end the process
-        # over that before a header is read: compare steps before the first exchange, and after a load.
-        self._tuned = not isinstance(reducer.method.tuner, Constant)
-        self._unlike_sizes = self._tuned
+        # Where messages depend on the step, ranks at unlike steps send unlike sizes, and backends may end the
+        # process over that before a header is read: compare steps before the first exchange and after a load.
+        self._compare_steps = reducer.step_shapes_messages
 
     @property
     def method(self) -> Method:
@@ -96,7 +94,7 @@ class Link:
                 f"{self._layouts()}. Bring the model into the saved format (channels_last, say) before attach."
             )
         self.reducer.load_state_dict(state)
-        self._unlike_sizes = self._tuned
+        self._compare_steps = self.reducer.step_shapes_messages
 
     def detach(self) -> None:
         """Stop: module, optimizer and scaler are as before, and gradients of DDP are plainly averaged again.
@@ -135,10 +133,10 @@ class Link:
 
     def open_step(self) -> None:
         """Begin a step of the reducer with the learning rates and the loss scale of this moment."""
-        if self._unlike_sizes:
+        if self._compare_steps:
             at = f"{self.method.name} at step {self.reducer.step}"
             self._shake_hands(replace(self._identity, method=at))
-            self._unlike_sizes = False
+            self._compare_steps = False
         rates = {
             # A parameter that was frozen after attach must not move: what it owes waits, as at rate 0.
             self._names[id(p)]: float(group.get("lr", 1.0)) if p.requires_grad else 0.0
