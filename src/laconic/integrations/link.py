@@ -64,7 +64,7 @@ class Link:
         self._handle: RemovableHandle | None = None
         self._setup_bytes = 0
         # Where messages depend on the step, ranks at unlike steps send unlike sizes, and backends may end the
-        # process over that before a header is read: compare steps before the first exchange and after a load.
+        # process over that before a header is read: compare steps before the first exchange.
         self._compare_steps = reducer.step_shapes_messages
 
     @property
@@ -88,13 +88,17 @@ class Link:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from this rank's saved state; the next exchange notices ranks that did not load the same step."""
+        if self.reducer.step_shapes_messages and not self._compare_steps:
+            raise LaconicError(
+                "with a warm-up or with measuring, messages depend on the step, and this link has exchanged some: "
+                "a rank that went back alone could not be told. Detach, attach again and load on every rank."
+            )
         if isinstance(state, Mapping) and state.get("layouts", {}) != self._layouts():
             raise ValueError(
                 f"the state was saved for parameters in other memory formats: {state.get('layouts')} instead of "
                 f"{self._layouts()}. Bring the model into the saved format (channels_last, say) before attach."
             )
         self.reducer.load_state_dict(state)
-        self._compare_steps = self.reducer.step_shapes_messages
 
     def detach(self) -> None:
         """Stop: module, optimizer and scaler are as before, and gradients of DDP are plainly averaged again.
