@@ -74,7 +74,7 @@ def main(demo: Demo) -> None:
         raise SystemExit(130) from None
     console.print(table(rows, demo))
     console.print(
-        "wire bytes: handed to the collectives by one rank. Loopback costs nothing to send on, so the seconds "
+        "bytes a rank: handed to the collectives by one rank. Loopback costs nothing to send on, so the seconds "
         "here show the price of selecting, not the gain on a slow link."
     )
 
@@ -129,7 +129,7 @@ def train(demo: Demo, method: laconic.Method, corpus: Corpus, show: Progress) ->
 def table(rows: list[Row], demo: Demo) -> Table:
     """Lay the rows out for a person."""
     out = Table(title=f"character LSTM, {demo.ranks} ranks x {demo.steps} steps, SGD rate {demo.rate:g}")
-    for heading in ("method", "train loss", "valid loss", "wire bytes a rank", "ratio", "density", "seconds"):
+    for heading in ("method", "train loss", "valid loss", "bytes a rank", "ratio", "density", "seconds"):
         out.add_column(heading, justify="left" if heading == "method" else "right")
     for row in rows:
         out.add_row(
