@@ -70,14 +70,15 @@ class Job:
 
     def commit(self, memory: Memory) -> None:
         """Write what was not sent to memory."""
-        self.x += self.held_back()
+        for segment, value in self.held:
+            self.x[segment.offset : segment.offset + segment.size] = value
         # By part: a parameter that no gradient came for this step keeps what it owes.
         for part in self.parts:
             memory.write("owed", part.place, self.x)
 
     def held_back(self) -> Tensor:
         """What was set aside, laid out as x; zero elsewhere."""
-        out = torch.zeros_like(self.x) if self.held else self.x.new_zeros(1)
+        out = torch.zeros_like(self.x)
         for segment, value in self.held:
             out[segment.offset : segment.offset + segment.size] = value
         return out
