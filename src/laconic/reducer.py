@@ -90,8 +90,8 @@ class Reducer:
         remembers = self.method.memory != "none"
         units = {name: self._unit(name) or 1.0 for name in self._model.names} if remembers else {}
         self._factors = {name: grad_scale / unit for name, unit in units.items()}
-        seen = replace(self._seen, step=self.step)
-        self._tuner_state, self._compressor = self.method.tuner.update(self._tuner_state, seen, self._compressor)
+        tuned = self.method.tuner.update(self._tuner_state, self._seen, self._compressor)
+        self._tuner_state, self._compressor = tuned
 
     def begin(self, grad: Tensor, segments: Segments, *, notes: Tensor | None = None) -> Future[Tensor]:
         """Take a bucket over and start its exchange; the future hands ``grad`` back, holding the mean."""
