@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from math import isfinite
+
 
 def check_share(name: str, value: object, hint: str) -> None:
     """Refuse anything but a number in (0, 1]; ``hint`` says what to write."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
         raise ValueError(f"{name} must be a number in (0, 1], got {value!r}. {hint}")
+
+
+def check_number(name: str, value: object, least: float, hint: str) -> None:
+    """Refuse anything but a finite number of at least ``least``; ``hint`` says what to write."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not isfinite(value) or value < least:  # type: ignore[arg-type,operator]
+        raise ValueError(f"{name} must be a finite number of {least:g} or more, got {value!r}. {hint}")
 
 
 def check_whole(name: str, value: object, least: int, hint: str) -> None:

@@ -20,9 +20,11 @@ from math import sqrt
 import torch
 from torch import Tensor
 
+from laconic import kernels
 from laconic.memory import Memory
+from laconic.segments import Segments
 from laconic.stats import Measurement
-from laconic.types import AllReduce, Compressor, Envelope, Reply, Request, Segments, Steps
+from laconic.types import AllReduce, Compressor, Envelope, Reply, Request, Steps
 
 
 @dataclass
@@ -87,7 +89,8 @@ class Probe:
         mean_drift = yield from _mean(drift, envelope)
         mean_owed = yield from _mean(x + watched.held, envelope)
         norms, left = self._norms, mean_acc.clone()
-        compressor.compress_(left, segments, compressor.plan(segments, step=envelope.step))
+        plan = compressor.plan(segments, step=envelope.step, rooms=envelope.rooms)
+        compressor.compress_(left, segments, plan, kernels.fresh_of(left, segments))
         norms.mismatch += _square(mean_acc - left - mean.values)
         norms.fresh += _square(mean_fresh)
         norms.left += _square(x)
@@ -138,7 +141,7 @@ def _gamma(segments: Segments, compressor: Compressor, step: int) -> float:
     worst = 0.0
     for segment in segments:
         if segment.size:
-            plan = compressor.plan(Segments((segment,)), step=step)
+            plan = compressor.plan(Segments((segment,)), step=step, rooms={})
             worst = max(worst, 1 - (plan.known_count + plan.capacity) / segment.size)
     return sqrt(worst)
 

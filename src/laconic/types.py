@@ -1,80 +1,17 @@
-"""The vocabulary: where parameters lie, what is sent, what is asked of a transport, and the four protocols."""
+"""The vocabulary: what is sent, what is asked of a transport, and the four protocols."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import nan
 from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 from torch.futures import Future
 
-
-@dataclass(frozen=True, kw_only=True)
-class Segment:
-    """One parameter's place in a flat tensor."""
-
-    name: str
-    offset: int
-    size: int
-
-
-@dataclass(frozen=True)
-class Segments:
-    """Where each parameter lies in a flat tensor, so that per-layer rules are one call.
-
-    >>> Segments.of(["weight", "bias"], [6, 2])["bias"]
-    Segment(name='bias', offset=6, size=2)
-    """
-
-    items: tuple[Segment, ...]
-
-    @staticmethod
-    def of(names: Sequence[str], sizes: Sequence[int]) -> Segments:
-        """Lay the named sizes out one behind the other."""
-        items, offset = [], 0
-        for name, size in zip(names, sizes, strict=True):
-            items.append(Segment(name=name, offset=offset, size=size))
-            offset += size
-        return Segments(tuple(items))
-
-    def __iter__(self) -> Iterator[Segment]:
-        return iter(self.items)
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, name: str) -> Segment:
-        return self._by_name[name]
-
-    @cached_property
-    def _by_name(self) -> dict[str, Segment]:
-        return {s.name: s for s in self.items}
-
-    @cached_property
-    def numel(self) -> int:
-        """How many entries the flat tensor has."""
-        return sum(s.size for s in self.items)
-
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        """The names, in flat order."""
-        return tuple(s.name for s in self.items)
-
-    def merged(self) -> Segments:
-        """The same entries as one segment: a rule over the whole vector."""
-        return Segments((Segment(name=f"{len(self)} parameters", offset=0, size=self.numel),))
-
-    def views(self, flat: Tensor) -> list[Tensor]:
-        """Each segment of ``flat`` as a view."""
-        return [flat[s.offset : s.offset + s.size] for s in self.items]
-
-    def label(self) -> str:
-        """Name these segments in a message to a person."""
-        first, last = self.items[0].name, self.items[-1].name
-        return first if len(self) == 1 else f"{first} .. {last} ({len(self)} parameters)"
+from laconic.segments import Segments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,27 +19,62 @@ class Plan:
     """What every rank knows of a payload before it is made.
 
     ``known`` indexes the entries that every rank sends, whose positions therefore need not travel: all of
-    them (dense), small parameters, a seeded random choice. ``capacity`` is the most entries a rank may choose
-    by itself. The byte size of the message follows from the two, so no sizes are ever exchanged.
+    them (dense), small parameters, a seeded random choice. Of each segment in ``choosing`` a rank chooses
+    entries of its own, at most its ``rooms``. The byte size of the message follows, so no sizes are ever
+    exchanged. Where a plan is ``counted`` the number chosen varies: messages then say for each choosing
+    segment how many entries qualified, and the rooms of the next step follow from what all ranks said.
     """
 
     known: Tensor | slice
     known_count: int
-    capacity: int
+    choosing: Segments = field(default_factory=lambda: Segments(()))
+    rooms: tuple[int, ...] = ()
+    counted: bool = False
+    step: int = 0
+
+    @property
+    def capacity(self) -> int:
+        """The most entries a rank may choose by itself."""
+        return sum(self.rooms)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fresh:
+    """What is known of each segment when a payload is made, beside the vector itself.
+
+    ``deviation`` is that of what this step added, about zero (its root mean square): of the fresh gradient,
+    or of the velocity made of it where momentum is the method's own. ``running`` is its running mean over the
+    steps before (0 where there were none), ``overall`` the same for the whole model, ``largest`` the largest
+    magnitude in the vector. ``before`` is what was owed before the fresh gradient came, for compressors that
+    ask for it (``reads_before``).
+    """
+
+    deviation: Tensor
+    running: Tensor
+    overall: Tensor
+    largest: Tensor
+    before: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Payload:
-    """What one rank sends: values at the plan's known entries, and chosen (position, value) pairs."""
+    """What one rank sends: values at the plan's known entries, and chosen (position, value) pairs.
+
+    ``wanted`` counts for each choosing segment the entries that qualified. Chosen are the first of them, at
+    most the segment's room: their number is ``min(wanted, rooms)`` and needs no copy to the host. Positions
+    and values come in index order; what lies behind that number is zero and stands for nothing.
+    ``thresholds`` is what a segment's entries had to exceed, for compressors that have such a thing.
+    """
 
     known: Tensor
     positions: Tensor
     values: Tensor
-    wanted: int
+    wanted: Tensor
+    thresholds: Tensor | None = None
 
     @property
     def count(self) -> int:
-        """How many entries are sent."""
+        """How many entries lie here."""
         return self.known.numel() + self.values.numel()
 
 
@@ -129,25 +101,42 @@ class Envelope:
     """What an exchange needs to know beside the vector: what stands in every header, and this rank's notes.
 
     ``notes`` are small numbers that every rank must see the sum of (say: which parameters got a gradient).
+    ``rooms`` are the agreed rooms by segment name, ``fresh`` what is known of the segments. ``loss`` is this
+    rank's (NaN: not told), ``alarmed`` says that what it owes has run away.
     """
 
     step: int
     world_size: int
     fingerprint: int = 0
     rates: int = 0
-    finite: bool = True
+    finite: Tensor | bool = True
     notes: Tensor | None = None
+    rooms: Mapping[str, int] = field(default_factory=dict)
+    fresh: Fresh | None = None
+    loss: float = nan
+    alarmed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mean:
-    """What an exchange returns: the mean over ranks and what all ranks now agree on."""
+    """What an exchange returns: the mean over ranks, what all ranks now agree on, and what this rank sent.
+
+    ``counts`` has for each segment that was chosen from the number of entries that qualified, rank by rank;
+    ``qualified`` is their sum, out of ``choosable``.
+    """
 
     values: Tensor
     finite: bool
     sent: int
     wanted: int
     notes: Tensor | None = None
+    qualified: int = 0
+    choosable: int = 0
+    counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    rooms: Mapping[str, int] = field(default_factory=dict)
+    loss: float = nan
+    alarmed: bool = False
+    own: Payload | None = None
 
 
 Steps = Generator[Request, Reply, Mean]
@@ -158,17 +147,23 @@ T = TypeVar("T")
 class Compressor(Protocol):
     """WHAT is worth sending. Frozen data; two with equal fields are the same compressor.
 
-    ``ranks_choose`` says whether each rank chooses entries of its own, or all ranks send the same ones.
+    ``ranks_choose`` says whether each rank chooses entries of its own, or all ranks send the same ones;
+    ``counts_vary`` whether its plans are counted; ``reads_before`` whether it needs ``Fresh.before``.
     """
 
     name: ClassVar[str]
     ranks_choose: ClassVar[bool]
+    counts_vary: ClassVar[bool]
+    reads_before: ClassVar[bool]
 
-    def plan(self, segments: Segments, *, step: int) -> Plan:
-        """Say what every rank knows of this step's payload before it is made."""
+    def plan(self, segments: Segments, *, step: int, rooms: Mapping[str, int]) -> Plan:
+        """Say what every rank knows of this step's payload before it is made.
+
+        ``rooms`` are the agreed ones by segment name; a segment that has none yet gets a first guess.
+        """
         ...
 
-    def compress_(self, x: Tensor, segments: Segments, plan: Plan) -> Payload:
+    def compress_(self, x: Tensor, segments: Segments, plan: Plan, fresh: Fresh) -> Payload:
         """Take entries out of x; leave in x exactly what was not taken."""
         ...
 
@@ -186,6 +181,20 @@ class Sparsifier(Protocol):
 
     def at_density(self, density: float) -> Compressor:
         """Return the same compressor with another density."""
+        ...
+
+
+@runtime_checkable
+class Thresholder(Sparsifier, Protocol):
+    """A compressor that sends what exceeds c deviations; a larger c sends less."""
+
+    @property
+    def c(self) -> float:
+        """The coefficient of the deviation, over 0."""
+        ...
+
+    def at_c(self, c: float) -> Compressor:
+        """Return the same compressor with another coefficient."""
         ...
 
 
@@ -222,14 +231,31 @@ class Transport(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Momentum:
+    """The momentum that a method applies to a parameter in the optimizer's stead."""
+
+    factor: float
+    nesterov: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Observation:
-    """What all ranks agree on of the step before, given to the tuner when the next one begins."""
+    """What all ranks agree on of the step before, given to the tuner when the next one begins.
+
+    ``qualified`` of ``choosable`` entries would have been sent had there been room, leaving out what every
+    rank sends anyway. ``loss`` is the mean over the ranks that told ``link.observe`` one (NaN: none did);
+    ``alarmed`` says that on some rank what is owed has run away.
+    """
 
     step: int
     entries: int
     sent: int
     wanted: int
     skipped: bool
+    qualified: int = 0
+    choosable: int = 0
+    loss: float = nan
+    alarmed: bool = False
 
 
 TunerState = dict[str, float]
@@ -240,6 +266,11 @@ class Tuner(Protocol):
     """HOW MUCH: a pure pair. The state is a dict of numbers, so that it can be saved as it is."""
 
     name: ClassVar[str]
+
+    @property
+    def needs_loss(self) -> bool:
+        """Whether it follows ``Observation.loss``."""
+        ...
 
     def init(self, compressor: Compressor) -> TunerState:
         """Return the state before the first step, or raise ``ValueError`` if it cannot tune this compressor."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isnan, nan
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from laconic import kernels, wire
-from laconic.types import AllGather, Compressor, Envelope, Mean, Plan, Segments, Steps
+from laconic.segments import Segments
+from laconic.types import AllGather, Compressor, Envelope, Mean, Payload, Plan, Steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,36 +25,58 @@ class GatherMean:
 
     def steps(self, x: Tensor, segments: Segments, compressor: Compressor, envelope: Envelope) -> Steps:
         """Leave in x what this rank did not send; return the mean of what all ranks sent."""
-        plan = compressor.plan(segments, step=envelope.step)
-        payload = compressor.compress_(x, segments, plan)
-        header = wire.Header(
-            fingerprint=envelope.fingerprint,
-            step=envelope.step,
-            count=payload.values.numel(),
-            wanted=payload.wanted,
-            finite=envelope.finite,
-            rates=envelope.rates,
-            value_bytes=x.element_size(),
-        )
+        plan = compressor.plan(segments, step=envelope.step, rooms=envelope.rooms)
+        fresh = envelope.fresh or kernels.fresh_of(x, segments)
+        payload = compressor.compress_(x, segments, plan, fresh)
+        header = _header(payload, plan, envelope, value_bytes=x.element_size())
         message = wire.pack(payload, plan, header, numel=x.numel(), notes=envelope.notes)
         rows = yield AllGather(send=message)
         notes = 0 if envelope.notes is None else envelope.notes.numel()
         messages = wire.unpack(rows, plan, header, numel=x.numel(), notes=notes, dtype=x.dtype)
         values = _mean(messages, plan, like=x)
+        headers = [m.header for m in messages]
+        counts = zip(*(h.counts for h in headers), strict=True) if plan.counted else []
         return Mean(
             values=values,
             # Finite values can still add up to an infinity; every rank sees the same sum.
-            finite=all(m.header.finite for m in messages) and kernels.all_finite(values),
-            sent=sum(m.payload.count for m in messages),
-            wanted=sum(m.header.wanted for m in messages) + plan.known_count * len(messages),
+            finite=all(h.finite for h in headers) and kernels.all_finite(values),
+            sent=sum(h.count for h in headers) + plan.known_count * len(headers),
+            wanted=sum(h.wanted for h in headers) + plan.known_count * len(headers),
             notes=torch.stack([m.notes for m in messages]).sum(0) if notes else None,
+            qualified=sum(h.wanted for h in headers),
+            choosable=plan.choosing.numel * len(headers),
+            counts=dict(zip(plan.choosing.names, counts, strict=False)),
+            rooms=dict(zip(plan.choosing.names, plan.rooms, strict=True)),
+            loss=_mean_told([h.loss for h in headers]),
+            alarmed=any(h.alarmed for h in headers),
+            own=payload,
         )
+
+
+def _header(payload: Payload, plan: Plan, envelope: Envelope, *, value_bytes: int) -> wire.Header:
+    rooms = torch.tensor(plan.rooms, dtype=torch.int64).to(payload.wanted.device, non_blocking=True)
+    return wire.Header(
+        fingerprint=envelope.fingerprint,
+        step=envelope.step,
+        count=torch.minimum(payload.wanted, rooms).sum(),
+        wanted=payload.wanted.sum(),
+        finite=envelope.finite,
+        rates=envelope.rates,
+        value_bytes=value_bytes,
+        loss=envelope.loss,
+        alarmed=envelope.alarmed,
+    )
+
+
+def _mean_told(losses: list[float]) -> float:
+    told = [loss for loss in losses if not isnan(loss)]
+    return sum(told) / len(told) if told else nan
 
 
 def _mean(messages: list[wire.Message], plan: Plan, *, like: Tensor) -> Tensor:
     """Add rank by rank, in the same order everywhere, so that models stay equal to the bit."""
     out = torch.zeros_like(like)
-    known = plan.known if isinstance(plan.known, slice) else plan.known.to(like.device)
+    known = plan.known if isinstance(plan.known, slice) else plan.known.to(like.device, non_blocking=True)
     for message in messages:
         out[known] += message.payload.known
     payloads = [m.payload for m in messages]

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.errors import GroupError
-from laconic.types import AllReduce, Compressor, Envelope, Mean, Segments, Steps
+from laconic.segments import Segments
+from laconic.types import AllReduce, Compressor, Envelope, Mean, Plan, Steps
 
 _CHECK = 32
 # bfloat16 counts to 256 exactly.
@@ -34,13 +35,11 @@ class ReduceMean:
 
     def steps(self, x: Tensor, segments: Segments, compressor: Compressor, envelope: Envelope) -> Steps:
         """Leave in x what this rank did not send; where everything is sent, x itself becomes the mean."""
-        plan = compressor.plan(segments, step=envelope.step)
+        plan = compressor.plan(segments, step=envelope.step, rooms=envelope.rooms)
         everything = isinstance(plan.known, slice)
         # Dense must cost what plain DDP costs: no copy of the vector.
-        sent = x if everything else compressor.compress_(x, segments, plan).known
+        sent = x if everything else _known(x, segments, compressor, plan, envelope)
         sent.mul_(1.0 / envelope.world_size)
-        if not envelope.finite:
-            sent.fill_(torch.nan)
         bare = everything and envelope.notes is None
         total = yield AllReduce(send=sent if bare else torch.cat([sent, _tail(envelope, sent)]))
         summed, tail = total[: sent.numel()], total[sent.numel() :]
@@ -56,6 +55,14 @@ class ReduceMean:
             wanted=sent.numel() * envelope.world_size,
             notes=None if envelope.notes is None else tail[_CHECK:],
         )
+
+
+def _known(x: Tensor, segments: Segments, compressor: Compressor, plan: Plan, envelope: Envelope) -> Tensor:
+    fresh = envelope.fresh or kernels.fresh_of(x, segments)
+    values = compressor.compress_(x, segments, plan, fresh).known
+    finite = torch.as_tensor(envelope.finite, device=x.device)
+    # What is not finite may lie outside the entries sent: the values say it to every rank.
+    return torch.where(finite, values, torch.nan)
 
 
 def _tail(envelope: Envelope, like: Tensor) -> Tensor:

@@ -11,97 +11,141 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from laconic.types import Segments
+from laconic.segments import Segments
+from laconic.types import Fresh
 
 
 @dataclass(frozen=True, kw_only=True)
-class SegmentSums:
-    """What one pass learns of each segment.
+class Accumulated:
+    """What one pass learns and proposes.
 
-    ``squares`` is the fresh gradient's sum of squares before scaling, ``largest`` the largest magnitude of
-    what is then owed.
+    ``norms`` are those of each segment's unit * step, what this step adds; ``largest`` is the largest
+    magnitude of what is then owed; ``velocity`` the new one, laid out as the gradient.
     """
 
-    squares: Tensor
+    norms: Tensor
     largest: Tensor
+    velocity: Tensor | None
 
-    def finite(self) -> bool:
-        """Whether all that is owed is finite: a gradient that is not, or a sum that overflows, shows here."""
-        return bool(torch.isfinite(self.largest).all())
+    def finite(self) -> Tensor:
+        """Whether all that is owed is finite: a gradient that is not, a sum or a norm that overflows shows here."""
+        return torch.isfinite(self.largest).all() & torch.isfinite(self.norms).all()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inflow:
+    """How one segment's gradient enters: g = gain * x, the step is g, or with momentum m
+
+        velocity   u <- m u + g
+        plain      step = u
+        Nesterov   step = g + m u
+
+    and what is owed grows by unit * step. ``gain`` undoes a loss scale and clips, ``unit`` is the learning
+    rate where memory is in its units. This is ``torch.optim.SGD``'s velocity; DGC's u is m times it when
+    Nesterov's form is used.
+    """
+
+    gain: Tensor | float = 1.0
+    unit: float = 1.0
+    momentum: float = 0.0
+    nesterov: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """Entries taken out of a vector, in index order. ``wanted`` counts those that qualified."""
+    """Entries taken out of a vector, in index order; ``wanted`` counts a segment's entries that qualified.
+
+    Behind the entries taken there may be zeros that stand for nothing.
+    """
 
     positions: Tensor
     values: Tensor
-    wanted: int
+    wanted: Tensor
+
+
+def segment_norms(x: Tensor, segments: Segments) -> Tensor:
+    """Return each segment's norm."""
+    norms = [torch.linalg.vector_norm(view) if view.numel() else x.new_zeros(()) for view in segments.views(x)]
+    return torch.stack(norms) if norms else x.new_zeros(0)
 
 
 def accumulate_(
     x: Tensor,
-    owed: Tensor,
-    scales: Sequence[float],
+    inflows: Sequence[Inflow],
     segments: Segments,
     home: Segments,
     *,
+    owed: Tensor | None,
     velocity: Tensor | None = None,
-    momentum: float = 0.0,
-    nesterov: bool = False,
-) -> SegmentSums:
-    """Turn fresh gradients into what is owed: x becomes owed + step, owed is left alone.
+) -> Accumulated:
+    """Turn fresh gradients into what is owed: x becomes owed + unit * step; owed and velocity are left alone.
 
-    With g = scale * x, a segment's step is g; with ``velocity`` u it is, and u becomes,
-
-        plain      u <- m u + g      step = u
-        Nesterov   u <- m (u + g)    step = u + g
-
-    ``segments`` says where a parameter lies in x, ``home`` where it lies in owed and velocity. ``owed`` is
-    not written, so a step that turns out to be poisoned on another rank can still be dropped whole.
+    ``segments`` says where a parameter lies in x, ``home`` where it lies in owed and velocity. These are not
+    written, so a step that turns out to be poisoned on another rank can still be dropped whole.
     """
-    squares = torch.zeros(len(segments), dtype=owed.dtype, device=x.device)
-    largest = torch.zeros(len(segments), dtype=owed.dtype, device=x.device)
-    for i, (segment, scale) in enumerate(zip(segments, scales, strict=True)):
+    norms, largest = x.new_zeros(len(segments)), x.new_zeros(len(segments))
+    proposed = None if velocity is None else torch.empty_like(x)
+    for i, (segment, flow) in enumerate(zip(segments, inflows, strict=True)):
         if segment.size == 0:
             continue
-        g = x[segment.offset : segment.offset + segment.size]
+        here = slice(segment.offset, segment.offset + segment.size)
         at = slice(home[segment.name].offset, home[segment.name].offset + segment.size)
-        squares[i] = torch.linalg.vector_norm(g).square()
-        g.mul_(scale)
-        if velocity is not None:
-            u = velocity[at]
-            if nesterov:
-                u.add_(g).mul_(momentum)
-                g.add_(u)
+        g = x[here]
+        if isinstance(flow.gain, Tensor) or flow.gain != 1.0:
+            g.mul_(flow.gain)
+        if velocity is not None and proposed is not None:
+            u = torch.mul(velocity[at], flow.momentum, out=proposed[here]).add_(g)
+            if flow.nesterov:
+                g.add_(u, alpha=flow.momentum)
             else:
-                u.mul_(momentum).add_(g)
                 g.copy_(u)
-        g.add_(owed[at])
+        if flow.unit != 1.0:
+            g.mul_(flow.unit)
+        norms[i] = torch.linalg.vector_norm(g)
+        if owed is not None:
+            g.add_(owed[at])
         largest[i] = _largest(g)
-    return SegmentSums(squares=squares, largest=largest)
+    return Accumulated(norms=norms, largest=largest, velocity=proposed)
 
 
 def take_above_(
     x: Tensor,
     segments: Segments,
-    thresholds: Sequence[float],
-    capacity: int,
+    thresholds: Tensor,
+    rooms: Sequence[int],
+    *,
+    largest: Tensor | None = None,
+    turn: int = 0,
 ) -> Taken:
-    """Take the entries with |x| > their segment's threshold, lowest index first, at most ``capacity``.
+    """Take each segment's entries with |x| > its threshold, in index order, at most its room.
 
-    What is taken becomes zero in x; what does not fit is left in x.
+    What is taken becomes zero in x; what does not fit is left in x. Where not all fit, those from a place on
+    that moves with ``turn`` come first, so that none waits for ever. With the segments' ``largest`` magnitudes
+    given, a segment of which none passes gives one entry of that magnitude, unless it is zero. On CUDA
+    nothing is copied to the host, and unused room comes back as zeros at the end.
 
     >>> x = torch.tensor([3.0, -1.0, -4.0])
-    >>> take_above_(x, Segments.of(["w"], [3]), [2.0], 1).wanted, x
-    (2, tensor([ 0., -1., -4.]))
+    >>> take_above_(x, Segments.of(["w"], [3]), torch.tensor([2.0]), [1]).wanted, x
+    (tensor([2]), tensor([ 0., -1., -4.]))
     """
-    found = [
-        torch.nonzero(x[s.offset : s.offset + s.size].abs() > threshold).flatten() + s.offset
-        for s, threshold in zip(segments, thresholds, strict=True)
-    ]
-    positions = torch.cat(found) if found else torch.empty(0, dtype=torch.int64, device=x.device)
-    return _take(x, positions[:capacity], wanted=positions.numel())
+    alone = torch.zeros_like(thresholds, dtype=torch.bool)
+    if largest is not None:
+        # Also where a fit has made no number of the threshold.
+        alone = ~(largest > thresholds)
+        thresholds = torch.where(alone, torch.nextafter(largest, torch.zeros_like(largest)), thresholds)
+    passed = [v.abs() > t for v, t in zip(segments.views(x), thresholds, strict=True)]
+    wanted = _counts(passed, x.device)
+    return _take_passed_(x, segments, passed, rooms, torch.where(alone, wanted.clamp(max=1), wanted), turn)
+
+
+def take_where_(
+    x: Tensor, segments: Segments, passed: Sequence[Tensor], rooms: Sequence[int], *, turn: int = 0
+) -> Taken:
+    """Take each segment's entries that ``passed`` marks, in index order, at most its room, as ``take_above_`` does.
+
+    What is taken becomes zero in x; what does not fit is left in x.
+    """
+    return _take_passed_(x, segments, passed, rooms, _counts(passed, x.device), turn)
 
 
 def take_top_(x: Tensor, segments: Segments, counts: Sequence[int]) -> Taken:
@@ -116,7 +160,8 @@ def take_top_(x: Tensor, segments: Segments, counts: Sequence[int]) -> Taken:
         _top(x[s.offset : s.offset + s.size], count) + s.offset for s, count in zip(segments, counts, strict=True)
     ]
     positions = torch.cat(found) if found else torch.empty(0, dtype=torch.int64, device=x.device)
-    return _take(x, positions, wanted=positions.numel())
+    wanted = torch.tensor([f.numel() for f in found], dtype=torch.int64, device=x.device)
+    return _taken_(x, positions, wanted)
 
 
 def add_payloads_(out: Tensor, positions: Sequence[Tensor], values: Sequence[Tensor]) -> None:
@@ -126,6 +171,16 @@ def add_payloads_(out: Tensor, positions: Sequence[Tensor], values: Sequence[Ten
     """
     for at, value in zip(positions, values, strict=True):
         out.index_add_(0, at, value)
+
+
+def fresh_of(x: Tensor, segments: Segments) -> Fresh:
+    """Return what is known of a vector that is itself the fresh gradient, with no steps before."""
+    views = segments.views(x)
+    roots = x.new_tensor([max(1, s.size) for s in segments]).sqrt()
+    deviation = segment_norms(x, segments) / roots
+    largest = torch.stack([_largest(v) if v.numel() else x.new_zeros(()) for v in views]) if views else deviation
+    nothing = torch.zeros_like(deviation)
+    return Fresh(deviation=deviation, running=nothing, overall=x.new_zeros(()), largest=largest)
 
 
 def all_finite(x: Tensor) -> bool:
@@ -150,7 +205,60 @@ def _top(x: Tensor, count: int) -> Tensor:
     return torch.cat([above, equal]).sort().values
 
 
-def _take(x: Tensor, positions: Tensor, *, wanted: int) -> Taken:
+def _counts(passed: Sequence[Tensor], device: torch.device) -> Tensor:
+    nothing = torch.zeros(0, dtype=torch.int64, device=device)
+    return torch.stack([torch.count_nonzero(p) for p in passed]) if passed else nothing
+
+
+def _turned(size: int, turn: int) -> int:
+    """Where in a segment to begin: places that the golden ratio spreads evenly over successive turns."""
+    return int(turn * 0.6180339887498949 % 1.0 * size)
+
+
+def _take_passed_(
+    x: Tensor, segments: Segments, passed: Sequence[Tensor], rooms: Sequence[int], wanted: Tensor, turn: int
+) -> Taken:
+    if x.is_cuda:
+        return _take_static_(x, segments, passed, rooms, wanted, turn)
+    found = [torch.empty(0, dtype=torch.int64)]
+    for segment, mask, room, most in zip(segments, passed, rooms, wanted.tolist(), strict=True):
+        at = torch.nonzero(mask).flatten()
+        limit = min(room, most)
+        if at.numel() > limit:
+            before = int(torch.searchsorted(at, _turned(segment.size, turn)))
+            first = at[before:][:limit]
+            at = torch.cat([at[: min(before, limit - first.numel())], first])
+        found.append(at + segment.offset)
+    return _taken_(x, torch.cat(found), wanted)
+
+
+def _taken_(x: Tensor, positions: Tensor, wanted: Tensor) -> Taken:
     values = x[positions]
     x[positions] = 0
     return Taken(positions=positions, values=values, wanted=wanted)
+
+
+def _take_static_(
+    x: Tensor, segments: Segments, passed: Sequence[Tensor], rooms: Sequence[int], wanted: Tensor, turn: int
+) -> Taken:
+    """The same without asking the device how many there are: fixed room, unused places at the end."""
+    room = sum(rooms)
+    places, used = [torch.empty(0, dtype=torch.int64, device=x.device)], []
+    for i, (segment, mask, most) in enumerate(zip(segments, passed, rooms, strict=True)):
+        begin, count = _turned(segment.size, turn), torch.arange(most, device=x.device)
+        taken = wanted[i].clamp(max=most)
+        late = torch.minimum(torch.count_nonzero(mask[begin:]), taken)
+        for part, start, share in ((mask[:begin], 0, taken - late), (mask[begin:], begin, late)):
+            found = torch.nonzero_static(part, size=most, fill_value=0).flatten()
+            places.append(found + (segment.offset + start))
+            used.append(count < share)
+    place, valid = torch.cat(places), torch.cat([torch.empty(0, dtype=torch.bool, device=x.device), *used])
+    place = torch.where(valid, place, 0)
+    values = torch.where(valid, x[place], 0.0) if x.numel() else x[:0]
+    # x - x is zero exactly, and an unused place takes away nothing: no index needs to be left out.
+    x.index_add_(0, place, -values)
+    to = torch.where(valid, valid.cumsum(0) - 1, room)
+    # A spare place behind the room collects what is unused.
+    positions = torch.zeros(room + 1, dtype=torch.int64, device=x.device).scatter_(0, to, place)[:room]
+    packed = torch.zeros(room + 1, dtype=x.dtype, device=x.device).scatter_(0, to, values)[:room]
+    return Taken(positions=positions, values=packed, wanted=wanted)

@@ -8,96 +8,119 @@ word name         meaning
 2    step         the exchange's step; equal on all ranks
 3    count        chosen entries in this message
 4    wanted       entries that qualified; the rest stay owed
-5    flags        bit 0: this rank's gradient is not finite
-6    rates        digest of all learning rates; equal on all ranks
-7    value_bytes  size of one value: 4 or 8
+5    flags        bit 0: this rank's gradient is not finite; bit 1: what it
+                  owes has run away; bits 8-15: bytes of one value, 4 or 8
+6    rates        digest of learning rates and momenta; equal on all ranks
+7    loss         this rank's loss, the bits of a float64; NaN: not told
 ==== ============ ============================================================
+
+In a counted message the header is followed by one count a choosing segment: how many entries qualified in it.
 """
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import nan
 
 import torch
 from torch import Tensor
 
 from laconic.errors import GroupError, WireError
+from laconic.types import Plan
 
-VERSION = 1
+VERSION = 2
 MAGIC = int.from_bytes(b"laconic" + bytes([VERSION]), "little", signed=True)
 WORDS = 8
 HEADER_BYTES = 8 * WORDS
 _NOT_FINITE = 1
+_ALARMED = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """One rank's header, read."""
+    """One rank's header. ``count``, ``wanted`` and ``finite`` of an own one may still lie on the device."""
 
     fingerprint: int
     step: int
+    count: int | Tensor
+    wanted: int | Tensor
+    finite: bool | Tensor
+    rates: int
+    value_bytes: int
+    loss: float = nan
+    alarmed: bool = False
+
+    def words(self, device: torch.device) -> Tensor:
+        """Return the eight words on the device; nothing is copied from it."""
+        flags = (_ALARMED if self.alarmed else 0) | self.value_bytes << 8
+        loss = int.from_bytes(struct.pack("<d", self.loss), "little", signed=True)
+        host = [MAGIC, self.fingerprint, self.step, 0, 0, flags, self.rates, loss]
+        words = torch.tensor(host, dtype=torch.int64).to(device, non_blocking=True)
+        words[3], words[4] = self.count, self.wanted
+        words[5] += (~torch.as_tensor(self.finite, device=device)).to(torch.int64) * _NOT_FINITE
+        return words
+
+
+@dataclass(frozen=True, kw_only=True)
+class Received:
+    """A header read and checked, with the counts that follow it."""
+
     count: int
     wanted: int
     finite: bool
-    rates: int
-    value_bytes: int
-
-    def words(self) -> list[int]:
-        """Return the eight words as signed integers."""
-        flags = 0 if self.finite else _NOT_FINITE
-        return [
-            MAGIC,
-            self.fingerprint,
-            self.step,
-            self.count,
-            self.wanted,
-            flags,
-            self.rates,
-            self.value_bytes,
-        ]
+    loss: float
+    alarmed: bool
+    counts: tuple[int, ...]
 
 
-def read_headers(rows: Tensor, expected: Header, *, capacity: int) -> list[Header]:
+def read_headers(rows: Tensor, own: Header, plan: Plan, counts: Tensor) -> list[Received]:
     """Read the header at the start of each row and check it against this rank's own.
 
-    A rank that disagrees raises ``GroupError``; bytes that are no header of ours raise ``WireError``.
+    ``counts`` has a row of counts a rank, or none. A rank that disagrees raises ``GroupError``; bytes that
+    are no header of ours raise ``WireError``.
     """
-    table = rows[:, :HEADER_BYTES].contiguous().cpu().view(torch.int64).tolist()
-    return [_read(words, expected, rank=rank, capacity=capacity) for rank, words in enumerate(table)]
+    table = rows[:, :HEADER_BYTES].contiguous().view(torch.int64).tolist()
+    each = zip(table, counts.tolist(), strict=True)
+    return [_read(words, said, own, plan, rank=rank) for rank, (words, said) in enumerate(each)]
 
 
-def _read(words: list[int], own: Header, *, rank: int, capacity: int) -> Header:
-    magic, fingerprint, step, count, wanted, flags, rates, value_bytes = words
+def _read(words: Sequence[int], said: Sequence[int], own: Header, plan: Plan, *, rank: int) -> Received:
+    magic, fingerprint, step, count, wanted, flags, rates, loss = words
     if magic != MAGIC:
         raise WireError(
             f"rank {rank} sent bytes that are not a laconic message of version {VERSION} "
             f"(first word {magic:#x}, expected {MAGIC:#x}). Run the same laconic version on every rank."
         )
-    header = Header(
-        fingerprint=fingerprint,
-        step=step,
+    theirs = {"fingerprint": fingerprint, "step": step, "rates": rates, "value_bytes": flags >> 8 & 0xFF}
+    for what, value in theirs.items():
+        ours = getattr(own, what)
+        if value != ours:
+            raise GroupError(
+                f"rank {rank} is at {what} {value} while this rank is at {what} {ours}. {_REMEDY[what]}"
+            )
+    told = [min(n, room) for n, room in zip(said, plan.rooms, strict=True)] if plan.counted else [count]
+    total = sum(said) if plan.counted else wanted
+    wrong = wanted != total or wanted < count or min(said, default=0) < 0
+    if wrong or not 0 <= count <= plan.capacity or sum(told) != count:
+        raise WireError(
+            f"rank {rank} says it sends {count} of {wanted} entries ({list(said)}); the agreed rooms are "
+            f"{list(plan.rooms)}."
+        )
+    return Received(
         count=count,
         wanted=wanted,
         finite=not flags & _NOT_FINITE,
-        rates=rates,
-        value_bytes=value_bytes,
+        loss=struct.unpack("<d", loss.to_bytes(8, "little", signed=True))[0],
+        alarmed=bool(flags & _ALARMED),
+        counts=tuple(said),
     )
-    for what in ("fingerprint", "step", "rates", "value_bytes"):
-        theirs, ours = getattr(header, what), getattr(own, what)
-        if theirs != ours:
-            raise GroupError(
-                f"rank {rank} is at {what} {theirs} while this rank is at {what} {ours}. {_REMEDY[what]}"
-            )
-    if not 0 <= count <= capacity or wanted < count:
-        raise WireError(
-            f"rank {rank} says it sends {count} of {wanted} entries; the agreed capacity is {capacity}."
-        )
-    return header
 
 
 _REMEDY = {
     "fingerprint": "Give every rank the same method and the same model.",
     "step": "Every rank must run the same number of steps and load checkpoints of the same step.",
-    "rates": "(Digests of the learning rates.) Give every rank the same schedule, or their models drift apart.",
+    "rates": "(Digests of learning rates and momenta.) Give every rank the same schedule, or models drift apart.",
     "value_bytes": "Give every rank parameters of the same dtype.",
 }

@@ -1,4 +1,4 @@
-"""A whole message: header, notes, values of the known entries, chosen values, chosen positions.
+"""A whole message: header, counts, notes, values of the known entries, chosen values, chosen positions.
 
 The byte size follows from the plan alone, so every rank knows it without asking. Unused room is zero.
 Positions are int32, or int64 where the vector has 2^31 entries or more. Parts start at multiples of 8 bytes.
@@ -13,14 +13,14 @@ from torch import Tensor
 
 from laconic.errors import WireError
 from laconic.types import Payload, Plan
-from laconic.wire.header import HEADER_BYTES, Header, read_headers
+from laconic.wire.header import HEADER_BYTES, Header, Received, read_headers
 
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
     """One rank's message, checked and read."""
 
-    header: Header
+    header: Received
     payload: Payload
     notes: Tensor
 
@@ -29,6 +29,7 @@ class Message:
 class _Layout:
     """Where each part of a message starts."""
 
+    counts: int
     notes: int
     known: int
     values: int
@@ -39,11 +40,13 @@ class _Layout:
     @staticmethod
     def of(plan: Plan, *, numel: int, notes: int, value_bytes: int) -> _Layout:
         dtype = torch.int32 if numel < 2**31 else torch.int64
-        at_known = HEADER_BYTES + _padded(notes)
+        at_notes = HEADER_BYTES + _padded(len(plan.choosing) * dtype.itemsize if plan.counted else 0)
+        at_known = at_notes + _padded(notes)
         at_values = at_known + _padded(plan.known_count * value_bytes)
         at_positions = at_values + _padded(plan.capacity * value_bytes)
         return _Layout(
-            notes=HEADER_BYTES,
+            counts=HEADER_BYTES,
+            notes=at_notes,
             known=at_known,
             values=at_values,
             positions=at_positions,
@@ -63,8 +66,10 @@ def pack(payload: Payload, plan: Plan, header: Header, *, numel: int, notes: Ten
     flags = torch.empty(0, dtype=torch.uint8, device=device) if notes is None else notes.to(torch.uint8)
     layout = _Layout.of(plan, numel=numel, notes=flags.numel(), value_bytes=header.value_bytes)
     out = torch.zeros(layout.total, dtype=torch.uint8, device=device)
-    out[:HEADER_BYTES] = torch.tensor(header.words(), dtype=torch.int64).view(torch.uint8).to(device)
+    out[:HEADER_BYTES] = header.words(device).view(torch.uint8)
+    counts = payload.wanted if plan.counted else payload.wanted[:0]
     parts = (
+        (layout.counts, counts.to(layout.position_dtype)),
         (layout.notes, flags),
         (layout.known, payload.known),
         (layout.values, payload.values),
@@ -81,28 +86,32 @@ def unpack(rows: Tensor, plan: Plan, own: Header, *, numel: int, notes: int, dty
     layout = _Layout.of(plan, numel=numel, notes=notes, value_bytes=dtype.itemsize)
     if rows.shape[1] != layout.total:
         raise WireError(f"a message has {rows.shape[1]} bytes, the plan says {layout.total}.")
-    headers = read_headers(rows, own, capacity=plan.capacity)
+    # One copy to the host has all that it needs to know.
+    said = rows[:, : layout.notes].cpu()
+    counts = said[:, layout.counts :].contiguous().view(layout.position_dtype)
+    headers = read_headers(said, own, plan, counts[:, : len(plan.choosing) if plan.counted else 0])
     messages = []
     for rank, header in enumerate(headers):
         row = rows[rank]
         chosen = _part(row, layout.positions, header.count, layout.position_dtype).to(torch.int64)
-        _check_positions(chosen, numel, rank)
         payload = Payload(
             known=_part(row, layout.known, plan.known_count, dtype),
             positions=chosen,
             values=_part(row, layout.values, header.count, dtype),
-            wanted=header.wanted,
+            wanted=torch.tensor(header.counts, dtype=torch.int64),
         )
         messages.append(Message(header=header, payload=payload, notes=_part(row, layout.notes, notes, torch.uint8)))
+    _check_positions([m.payload.positions for m in messages], numel)
     return messages
 
 
-def _check_positions(positions: Tensor, numel: int, rank: int) -> None:
-    if positions.numel() == 0:
-        return
-    ascending = bool((positions[1:] > positions[:-1]).all())
-    if not ascending or int(positions[0]) < 0 or int(positions[-1]) >= numel:
-        raise WireError(f"rank {rank} sent positions that do not ascend within 0 .. {numel - 1}.")
+def _check_positions(ranks: list[Tensor], numel: int) -> None:
+    """Refuse positions that do not ascend in range; one copy to the host for all ranks."""
+    bounds = torch.tensor([-1, numel]).to(ranks[0].device, non_blocking=True)
+    good = torch.stack([(torch.cat([bounds[:1], p, bounds[1:]]).diff() > 0).all() for p in ranks])
+    for rank, fine in enumerate(good.tolist()):
+        if not fine:
+            raise WireError(f"rank {rank} sent positions that do not ascend within 0 .. {numel - 1}.")
 
 
 def _part(row: Tensor, start: int, count: int, dtype: torch.dtype) -> Tensor:
