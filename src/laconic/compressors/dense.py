@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from laconic.types import Payload, Plan, Segments
+from laconic.segments import Segments
+from laconic.types import Fresh, Payload, Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,14 +19,16 @@ class Dense:
 
     name: ClassVar[str] = "dense"
     ranks_choose: ClassVar[bool] = False
+    counts_vary: ClassVar[bool] = False
+    reads_before: ClassVar[bool] = False
 
-    def plan(self, segments: Segments, *, step: int) -> Plan:  # noqa: ARG002  the same at every step
+    def plan(self, segments: Segments, *, step: int, rooms: Mapping[str, int]) -> Plan:  # noqa: ARG002
         """Say that all entries are known to be sent."""
-        return Plan(known=slice(0, segments.numel), known_count=segments.numel, capacity=0)
+        return Plan(known=slice(0, segments.numel), known_count=segments.numel)
 
-    def compress_(self, x: Tensor, segments: Segments, plan: Plan) -> Payload:  # noqa: ARG002
+    def compress_(self, x: Tensor, segments: Segments, plan: Plan, fresh: Fresh) -> Payload:  # noqa: ARG002
         """Take every entry; x is left zero."""
         sent = x.clone()
         x.zero_()
         nothing = torch.empty(0, dtype=torch.int64, device=x.device)
-        return Payload(known=sent, positions=nothing, values=x[:0], wanted=0)
+        return Payload(known=sent, positions=nothing, values=x[:0], wanted=nothing)

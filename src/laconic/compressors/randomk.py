@@ -6,6 +6,7 @@ Because every rank draws the same entries, positions never travel and the values
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from laconic.arguments import check_share, check_whole
 from laconic.compressors.selection import kept, take_known_
-from laconic.types import Payload, Plan, Segments
+from laconic.segments import Segments
+from laconic.types import Fresh, Payload, Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,8 @@ class RandomK:
 
     name: ClassVar[str] = "randomk"
     ranks_choose: ClassVar[bool] = False
+    counts_vary: ClassVar[bool] = False
+    reads_before: ClassVar[bool] = False
     density: float
     seed: int = 0
 
@@ -38,16 +42,16 @@ class RandomK:
         """Return the same selection of another share."""
         return replace(self, density=density)
 
-    def plan(self, segments: Segments, *, step: int) -> Plan:
+    def plan(self, segments: Segments, *, step: int, rooms: Mapping[str, int]) -> Plan:  # noqa: ARG002
         """Draw this step's entries; every rank draws the same."""
         drawn = [self._draw(s.name, s.size, step) + s.offset for s in segments]
         known = torch.cat(drawn) if drawn else torch.empty(0, dtype=torch.int64)
-        return Plan(known=known, known_count=known.numel(), capacity=0)
+        return Plan(known=known, known_count=known.numel())
 
-    def compress_(self, x: Tensor, segments: Segments, plan: Plan) -> Payload:  # noqa: ARG002
+    def compress_(self, x: Tensor, segments: Segments, plan: Plan, fresh: Fresh) -> Payload:  # noqa: ARG002
         """Take the drawn entries; leave in x exactly what was not taken."""
         nothing = torch.empty(0, dtype=torch.int64, device=x.device)
-        return Payload(known=take_known_(x, plan), positions=nothing, values=x[:0], wanted=0)
+        return Payload(known=take_known_(x, plan), positions=nothing, values=x[:0], wanted=nothing)
 
     def _draw(self, name: str, size: int, step: int) -> Tensor:
         source = torch.Generator().manual_seed(zlib.crc32(f"{self.seed}/{step}/{name}".encode()))

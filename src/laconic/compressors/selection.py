@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from laconic.types import Plan, Segment, Segments
+from laconic import kernels
+from laconic.segments import Segment, Segments
+from laconic.types import Fresh, Payload, Plan
 
 
 def kept(size: int, density: float) -> int:
@@ -33,12 +36,60 @@ def positions_of(segments: Segments) -> Tensor:
     return torch.cat([torch.empty(0, dtype=torch.int64), *(_range(s) for s in segments)])
 
 
+@lru_cache(maxsize=1024)
+def rows_of(segments: Segments, chosen: Segments, device: torch.device) -> Tensor:
+    """Return where the chosen ones stand among the segments, on the device: made once, copied never again."""
+    place = {name: i for i, name in enumerate(segments.names)}
+    return torch.tensor([place[name] for name in chosen.names], dtype=torch.int64, device=device)
+
+
+def counted_plan(
+    segments: Segments,
+    *,
+    step: int,
+    rooms: Mapping[str, int],
+    whole_below: int,
+    first: Callable[[int], int],
+) -> Plan:
+    """Return the plan of a compressor whose counts vary: small segments whole, agreed rooms for the others.
+
+    ``first`` guesses the room of a segment of a size that no rank has counted yet.
+    """
+    small, large = split_small(segments, whole_below)
+    return Plan(
+        known=positions_of(small),
+        known_count=sum(s.size for s in small),
+        choosing=large,
+        rooms=tuple(min(s.size, max(1, rooms.get(s.name, first(s.size)))) for s in large),
+        counted=True,
+        step=step,
+    )
+
+
+def spread(view: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the population deviation and the mean of a segment; zeros for an empty one."""
+    if view.numel() == 0:
+        return view.new_zeros(()), view.new_zeros(())
+    deviation, mean = torch.std_mean(view, correction=0)
+    return deviation, mean
+
+
 def take_known_(x: Tensor, plan: Plan) -> Tensor:
     """Take the plan's known entries; x is left zero there."""
-    known = plan.known if isinstance(plan.known, slice) else plan.known.to(x.device)
+    known = plan.known if isinstance(plan.known, slice) else plan.known.to(x.device, non_blocking=True)
     values = x[known].clone()
     x[known] = 0
     return values
+
+
+def take_beyond_(x: Tensor, segments: Segments, plan: Plan, fresh: Fresh, thresholds: Tensor) -> Payload:
+    """Take the known entries and what exceeds its threshold, of nothing the largest; leave the rest in x."""
+    known = take_known_(x, plan)
+    largest = fresh.largest[rows_of(segments, plan.choosing, x.device)]
+    taken = kernels.take_above_(x, plan.choosing, thresholds, plan.rooms, largest=largest, turn=plan.step)
+    return Payload(
+        known=known, positions=taken.positions, values=taken.values, wanted=taken.wanted, thresholds=thresholds
+    )
 
 
 def _range(segment: Segment) -> Tensor:

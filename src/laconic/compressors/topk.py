@@ -6,6 +6,7 @@ the reducer then hands all parameters over as one segment.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -14,7 +15,8 @@ from torch import Tensor
 from laconic import kernels
 from laconic.arguments import check_share, check_whole
 from laconic.compressors.selection import kept, positions_of, split_small, take_known_
-from laconic.types import Payload, Plan, Segments
+from laconic.segments import Segments
+from laconic.types import Fresh, Payload, Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,12 +29,15 @@ class TopK:
     >>> import torch
     >>> x = torch.tensor([0.5, -3.0, 1.0, 2.0])
     >>> topk, segments = TopK(density=0.5, whole_below=0), Segments.of(["w"], [4])
-    >>> topk.compress_(x, segments, topk.plan(segments, step=0)).positions, x
+    >>> plan = topk.plan(segments, step=0, rooms={})
+    >>> topk.compress_(x, segments, plan, kernels.fresh_of(x, segments)).positions, x
     (tensor([1, 3]), tensor([0.5000, 0.0000, 1.0000, 0.0000]))
     """
 
     name: ClassVar[str] = "topk"
     ranks_choose: ClassVar[bool] = True
+    counts_vary: ClassVar[bool] = False
+    reads_before: ClassVar[bool] = False
     density: float
     whole_below: int = 1024
 
@@ -44,18 +49,18 @@ class TopK:
         """Return the same selection of another share."""
         return replace(self, density=density)
 
-    def plan(self, segments: Segments, *, step: int) -> Plan:  # noqa: ARG002  the same at every step
+    def plan(self, segments: Segments, *, step: int, rooms: Mapping[str, int]) -> Plan:  # noqa: ARG002
         """Say that small segments are sent whole and that each other one sends its share."""
         small, large = split_small(segments, self.whole_below)
         return Plan(
             known=positions_of(small),
             known_count=sum(s.size for s in small),
-            capacity=sum(kept(s.size, self.density) for s in large),
+            choosing=large,
+            rooms=tuple(kept(s.size, self.density) for s in large),
         )
 
-    def compress_(self, x: Tensor, segments: Segments, plan: Plan) -> Payload:
+    def compress_(self, x: Tensor, segments: Segments, plan: Plan, fresh: Fresh) -> Payload:  # noqa: ARG002
         """Take the largest entries; leave in x exactly what was not taken."""
-        _, large = split_small(segments, self.whole_below)
         known = take_known_(x, plan)
-        taken = kernels.take_top_(x, large, [kept(s.size, self.density) for s in large])
+        taken = kernels.take_top_(x, plan.choosing, plan.rooms)
         return Payload(known=known, positions=taken.positions, values=taken.values, wanted=taken.wanted)
