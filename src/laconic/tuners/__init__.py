@@ -1,6 +1,10 @@
 """HOW MUCH. A re-export here is a tuner's registration."""
 
 from laconic.tuners.constant import Constant
+from laconic.tuners.progress import Progress
+from laconic.tuners.relief import Relief
+from laconic.tuners.stages import Stages
+from laconic.tuners.target_density import TargetDensity
 from laconic.tuners.warmup import Warmup
 
-__all__ = ["Constant", "Warmup"]
+__all__ = ["Constant", "Progress", "Relief", "Stages", "TargetDensity", "Warmup"]

@@ -13,6 +13,7 @@ class Constant:
     """Never change the compressor."""
 
     name: ClassVar[str] = "constant"
+    needs_loss: ClassVar[bool] = False
 
     def init(self, compressor: Compressor) -> TunerState:  # noqa: ARG002
         """Remember nothing."""
