@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
+from laconic.ledger import Entered
 from laconic.memory import Memory
-from laconic.types import Mean, Segment, Segments
+from laconic.segments import Segment, Segments
+from laconic.types import Mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +41,15 @@ class Job:
     segments: Segments
     parts: list[Part] = field(default_factory=list)
     held: list[tuple[Segment, Tensor]] = field(default_factory=list)
-    finite: bool = True
+    finite: Tensor | bool = True
     notes: Tensor | None = None
     mean: Mean | None = None
+    entered: Entered | None = None
+    velocity: Tensor | None = None
+
+    def place(self) -> Segments:
+        """Where the parameters that gradients came for lie in x."""
+        return Segments(tuple(segment for part in self.parts for segment in part.place))
 
     def hold_(self, place: Segments, held: Collection[str]) -> None:
         """Set the named parameters aside; x is left zero there.
@@ -68,13 +76,44 @@ class Job:
                 self.x[at.offset : at.offset + at.size] += value - carried
                 value.copy_(carried)
 
-    def commit(self, memory: Memory) -> None:
-        """Write what was not sent to memory."""
+    def commit(self, memory: Memory, *, step: int, rank: int, masking: bool) -> None:
+        """Write what was not sent, the velocity and the step of the last sending to memory."""
         for segment, value in self.held:
             self.x[segment.offset : segment.offset + segment.size] = value
-        # By part: a parameter that no gradient came for this step keeps what it owes.
-        for part in self.parts:
-            memory.write("owed", part.place, self.x)
+        # Only the parameters that gradients came for: another one keeps what it owes.
+        place = self.place()
+        memory.write("owed", place, self.x)
+        if self.velocity is not None:
+            if masking:
+                self.velocity[self.chosen(rank)] = 0
+            memory.write("velocity", place, self.velocity)
+        sent_at = memory.get("sent_at")
+        if sent_at is not None:
+            ages = memory.read("sent_at", self.segments)
+            ages[self.chosen(rank)] = step + 1
+            for segment in self._whole():
+                ages[segment.offset : segment.offset + segment.size] = step + 1
+            memory.write("sent_at", self.segments, ages)
+
+    def chosen(self, rank: int) -> Tensor:
+        """The positions in x that this rank chose and sent."""
+        assert self.mean is not None
+        own, rooms = self.mean.own, self.mean.rooms
+        if own is None:
+            return torch.empty(0, dtype=torch.int64, device=self.x.device)
+        taken = [min(counts[rank], rooms[name]) for name, counts in self.mean.counts.items()]
+        count = sum(taken) if self.mean.counts else own.positions.numel()
+        # A zero that was chosen for want of anything else (a parameter that is held) was not sent.
+        return own.positions[:count][own.values[:count] != 0]
+
+    def _whole(self) -> list[Segment]:
+        """The segments of which every rank sent every entry."""
+        assert self.mean is not None
+        merged = not set(self.mean.rooms) <= set(self.segments.names)
+        if self.mean.own is None or merged:
+            return []
+        held = {segment.name for segment, _ in self.held}
+        return [s for s in self.segments if s.name not in self.mean.rooms and s.name not in held]
 
     def held_back(self) -> Tensor:
         """What was set aside, laid out as x; zero elsewhere."""

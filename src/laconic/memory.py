@@ -6,33 +6,39 @@ belongs to other parameters.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from laconic.types import Segments
+from laconic.segments import Segments
 
 
 class Memory:
-    """One flat vector a kind (``owed``, ``velocity``), in the order of the model's own parameters."""
+    """One flat vector a kind (``owed``, ``velocity``), in the order of the model's own parameters.
 
-    def __init__(
-        self, model: Segments, *, dtype: torch.dtype, device: torch.device, kinds: Sequence[str] = ("owed",)
-    ) -> None:
+    ``kinds`` are given with their dtypes.
+    """
+
+    def __init__(self, model: Segments, *, kinds: Mapping[str, torch.dtype], device: torch.device) -> None:
         self._model = model
-        self._vectors = {kind: torch.zeros(model.numel, dtype=dtype, device=device) for kind in kinds}
+        self._vectors = {kind: torch.zeros(model.numel, dtype=d, device=device) for kind, d in kinds.items()}
 
     def __getitem__(self, kind: str) -> Tensor:
         return self._vectors[kind]
 
+    def get(self, kind: str) -> Tensor | None:
+        """Return the kind's vector, or None if this memory keeps none."""
+        return self._vectors.get(kind)
+
     def read(self, kind: str, segments: Segments) -> Tensor:
         """Return a copy of the segments' part, laid out as they are."""
-        return torch.cat([self._view(kind, name) for name in segments.names])
+        return torch.cat([self._vectors[kind][:0], *(self._view(kind, name) for name in segments.names)])
 
     def write(self, kind: str, segments: Segments, x: Tensor) -> None:
         """Replace the segments' part by what x has there."""
-        torch._foreach_copy_([self._view(kind, name) for name in segments.names], segments.views(x))
+        if len(segments):
+            torch._foreach_copy_([self._view(kind, name) for name in segments.names], segments.views(x))
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Return copies of all vectors by kind and parameter name."""
@@ -40,10 +46,12 @@ class Memory:
             kind: {name: self._view(kind, name).clone() for name in self._model.names} for kind in self._vectors
         }
 
-    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Take over saved vectors; all of them fit, or none is taken."""
-        _check_keys("kinds of memory", state, self._vectors)
-        for kind in self._vectors:
+    def check(self, state: Mapping[str, Mapping[str, Tensor]], *, optional: Collection[str] = ()) -> None:
+        """Raise if saved vectors do not fit; an ``optional`` kind may be missing, or be there without need."""
+        _check_mapping("kinds of memory", state)
+        needed = [kind for kind in self._vectors if kind not in optional or kind in state]
+        _check_keys("kinds of memory", {k: v for k, v in state.items() if k not in optional or k in needed}, needed)
+        for kind in needed:
             _check_keys(f"parameters in '{kind}'", state[kind], self._model.names)
             for segment in self._model:
                 size = state[kind][segment.name].numel()
@@ -52,7 +60,17 @@ class Memory:
                         f"the saved '{kind}' of {segment.name} has {size} entries, the parameter has "
                         f"{segment.size}. Load the state of the same model."
                     )
-        for kind in self._vectors:
+
+    def load_state_dict(
+        self, state: Mapping[str, Mapping[str, Tensor]], *, start: Mapping[str, int] | None = None
+    ) -> None:
+        """Take over saved vectors; all of them fit, or none is taken. A missing kind begins at its ``start``."""
+        start = start or {}
+        self.check(state, optional=start)
+        for kind, vector in self._vectors.items():
+            if kind not in state:
+                vector.fill_(start[kind])
+                continue
             for name in self._model.names:
                 self._view(kind, name).copy_(state[kind][name].flatten())
 
@@ -61,9 +79,13 @@ class Memory:
         return self._vectors[kind][segment.offset : segment.offset + segment.size]
 
 
-def _check_keys(what: str, got: Mapping[str, object], wanted: Sequence[str] | Mapping[str, object]) -> None:
+def _check_mapping(what: str, got: object) -> None:
     if not isinstance(got, Mapping):
         raise TypeError(f"the saved state has no {what}: expected names and tensors, got {type(got).__name__}.")
+
+
+def _check_keys(what: str, got: Mapping[str, object], wanted: Sequence[str] | Mapping[str, object]) -> None:
+    _check_mapping(what, got)
     missing, foreign = sorted(set(wanted) - set(got)), sorted(set(got) - set(wanted))
     if missing or foreign:
         raise ValueError(

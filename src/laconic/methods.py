@@ -1,51 +1,34 @@
-"""The named recipes. A method is one answer to each of the four questions, as data that can be read and changed."""
+"""The named recipes. Each is data: ``dataclasses.replace`` makes variants of it."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Literal, get_args
 
 from laconic.arguments import check_choice, check_whole
-from laconic.compressors import Dense, RandomK, TopK
+from laconic.clipping import ClipScope, Convention, LocalClip
+from laconic.compressors import (
+    AdaComp,
+    Dense,
+    GaussianK,
+    RandomK,
+    SampledTopK,
+    Sidco,
+    StdThreshold,
+    Strom,
+    TopK,
+)
+from laconic.compressors.std_threshold import Over, Source
 from laconic.exchanges import GatherMean, ReduceMean
-from laconic.tuners import Constant, Warmup
-from laconic.types import Compressor, Exchange, Tuner
+from laconic.guard import Guard
+from laconic.method import Method, Scope, Unit
+from laconic.tuners import Constant, Progress, Relief, Stages, TargetDensity, Warmup
+from laconic.types import Compressor, Tuner
 
-Unit = Literal["none", "gradient", "update"]
-Scope = Literal["layer", "model"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Method:
-    """What is sent, how much, and how; ``dataclasses.replace`` makes variants.
-
-    ``memory`` is the unit of what is owed: ``gradient`` keeps g, ``update`` keeps learning rate times g (so a
-    later change of the rate does not rescale what is owed), ``none`` forgets what was not sent. ``scope``
-    says over what the compressor selects: each ``layer``, bucket by bucket while backward goes on, or the
-    whole ``model`` as one vector, which must wait for the last bucket.
-    """
-
-    name: str
-    compressor: Compressor
-    exchange: Exchange
-    tuner: Tuner
-    memory: Unit
-    scope: Scope
-
-    def __post_init__(self) -> None:
-        _check_part("compressor", self.compressor, Compressor, "TopK(density=0.01)")
-        _check_part("exchange", self.exchange, Exchange, "GatherMean()")
-        _check_part("tuner", self.tuner, Tuner, "Constant()")
-        check_choice("memory", self.memory, get_args(Unit))
-        check_choice("scope", self.scope, get_args(Scope))
-        if isinstance(self.compressor, Dense) and self.memory != "none":
-            raise ValueError(
-                f"Dense sends everything, nothing is ever owed: set memory='none', got '{self.memory}'."
-            )
-        self.exchange.check(self.compressor)
-        self.tuner.init(self.compressor)
+Law = Literal["fixed", "warmup", "progress", "target"]
+Revision = Literal["rescale", "damp", "none"]
 
 
 def dense() -> Method:
@@ -110,7 +93,113 @@ def randomk(density: float = 0.01, *, memory: Unit = "gradient", seed: int = 0, 
     )
 
 
-METHODS: dict[str, Callable[..., Method]] = {f.__name__: f for f in (dense, randomk, topk, topk_sgd)}
+def sdagc(
+    c: float = 20.0,
+    *,
+    std_of: Source = "gradient",
+    over: Over = "layer",
+    running: float | None = None,
+    law: Law = "fixed",
+    warmup_steps: int | None = None,
+    density: float | None = None,
+    clip: float | None = None,
+    clip_scope: ClipScope = "model",
+    convention: Convention = "mean",
+    momentum: bool = True,
+    masking: bool = True,
+    revision: Revision = "rescale",
+    scope: Scope = "layer",
+    whole_below: int = 1024,
+    fallback: bool = False,
+) -> Method:
+    """Send what exceeds c deviations of the fresh gradient, with four companions: SDAGC (reconstruction).
+
+    Chen et al., "Standard Deviation Based Adaptive Gradient Compression", CCGRID 2020; only its abstract is
+    public, the rest is ours (docs/sdagc.md). The companions: residual accumulation; ``clip``, local clipping
+    (a number as ``clip_grad_norm_`` takes it); ``momentum``, which moves the optimizer's momentum into the
+    method, with ``masking``; and the learning-rate ``revision``: ``rescale`` what is owed when the rate changes
+    (A), ``damp`` what waited (B), or ``none`` (C).
+
+    ``law`` says how c moves: ``fixed``; ``warmup`` to c in ``warmup_steps`` (100); ``progress`` from c / 2 to c as
+    the loss falls, which ``link.observe`` must be told before every step; ``target``, which holds ``density``
+    (0.004). ``running`` is the weight of the past in the gradient's deviation (0.9). ``scope="model"`` takes
+    all parameters as one vector: one threshold, and none of them is sent whole.
+    """
+    if running is None:
+        running = 0.9 if std_of == "gradient" else 0.0
+    check_choice("revision", revision, get_args(Revision))
+    rule = StdThreshold(c=c, std_of=std_of, over=over, running=running, whole_below=whole_below)
+    tuner = _law(law, rule, warmup_steps, density)
+    return Method(
+        name="sdagc",
+        compressor=rule,
+        exchange=GatherMean(),
+        tuner=Relief(inner=tuner) if fallback else tuner,
+        memory="update" if revision == "rescale" else "gradient",
+        scope=scope,
+        clip=_clip(clip, convention, clip_scope),
+        momentum="method" if momentum else "optimizer",
+        masking=momentum and masking,
+        damping=revision == "damp",
+        guard=Guard(),
+    )
+
+
+def dgc(
+    density: float = 0.001,
+    *,
+    warmup_steps: int = 100,
+    clip: float | None = None,
+    clip_scope: ClipScope = "model",
+    masking: bool = True,
+    sample: float = 0.01,
+    whole_below: int = 1024,
+) -> Method:
+    """Send about the largest entries, by a sampled threshold, with momentum correction: Deep Gradient Compression.
+
+    Lin et al., ICLR 2018: warm-up, local clipping at ``clip``, momentum correction and momentum factor
+    masking. Memory is in gradient units, as published.
+    """
+    return Method(
+        name="dgc",
+        compressor=SampledTopK(density=density, sample=sample, whole_below=whole_below),
+        exchange=GatherMean(),
+        tuner=_warmup(warmup_steps),
+        memory="gradient",
+        scope="layer",
+        clip=_clip(clip, "mean", clip_scope),
+        momentum="method",
+        masking=masking,
+        guard=Guard(),
+    )
+
+
+def gaussiank(density: float = 0.001, *, memory: Unit = "gradient", whole_below: int = 1024) -> Method:
+    """Send what a normal distribution would have beyond a quantile, and remember the rest: Shi et al. 2019."""
+    return _plain("gaussiank", GaussianK(density=density, whole_below=whole_below), memory)
+
+
+def sidco(density: float = 0.001, *, memory: Unit = "gradient", whole_below: int = 1024) -> Method:
+    """Send what a fitted tail has beyond a quantile, in adapted stages, and remember the rest.
+
+    Abdelmoniem et al., MLSys 2021, with the exponential fit.
+    """
+    return replace(_plain("sidco", Sidco(density=density, whole_below=whole_below), memory), tuner=Stages())
+
+
+def strom(tau: float = 0.01, *, memory: Unit = "update", whole_below: int = 1024) -> Method:
+    """Send +-tau of every entry beyond it, and remember the rest: Strom 2015. tau is in memory's units."""
+    return _plain("strom", Strom(tau=tau, whole_below=whole_below), memory)
+
+
+def adacomp(bin_size: int = 500, *, memory: Unit = "gradient", whole_below: int = 1024) -> Method:
+    """Send each bin's leaders as sign times one magnitude, and remember the rest: AdaComp, Chen et al. 2018."""
+    return _plain("adacomp", AdaComp(bin_size=bin_size, whole_below=whole_below), memory)
+
+
+METHODS: dict[str, Callable[..., Method]] = {
+    f.__name__: f for f in (adacomp, dense, dgc, gaussiank, randomk, sdagc, sidco, strom, topk, topk_sgd)
+}
 
 
 def by_name(name: str, **settings: object) -> Method:
@@ -134,7 +223,36 @@ def _warmup(steps: int) -> Tuner:
     return Warmup(steps=steps) if steps else Constant()
 
 
-def _check_part(name: str, value: object, protocol: type, example: str) -> None:
-    # A class has the protocol's attributes too: TopK instead of TopK(...) is an easy slip.
-    if isinstance(value, type) or not isinstance(value, protocol):
-        raise TypeError(f"{name} must be a {protocol.__name__.lower()} such as {example}, got {value!r}.")
+def _law(law: Law, rule: StdThreshold, warmup_steps: int | None, density: float | None) -> Tuner:
+    check_choice("law", law, get_args(Law))
+    if density is not None and law != "target":
+        raise ValueError(
+            f"density is what law='target' holds; with law='{law}' the share follows from c. Leave it out."
+        )
+    if warmup_steps is not None and law != "warmup":
+        raise ValueError(f"warmup_steps is for law='warmup', got law='{law}'. Leave it out.")
+    if law == "warmup":
+        return _warmup(100 if warmup_steps is None else warmup_steps)
+    if law == "progress":
+        return Progress(c_min=rule.c / 2)
+    if law == "target":
+        # The residual's tail is a normal one, where eight deviations are out of the world.
+        most = 8.0 if rule.std_of == "residual" else 1000.0
+        return TargetDensity(density=0.004 if density is None else density, c_max=most)
+    return Constant()
+
+
+def _clip(norm: float | None, convention: Convention, scope: ClipScope) -> LocalClip | None:
+    return None if norm is None else LocalClip(norm=norm, convention=convention, scope=scope)
+
+
+def _plain(name: str, compressor: Compressor, memory: Unit) -> Method:
+    """Return a selector with error memory and nothing else."""
+    return Method(
+        name=name,
+        compressor=compressor,
+        exchange=GatherMean(),
+        tuner=Constant(),
+        memory=memory,
+        scope="layer",
+    )

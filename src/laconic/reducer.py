@@ -8,29 +8,27 @@ all of it was finite; a poisoned step is dropped whole, on every rank alike.
 from __future__ import annotations
 
 import time
-import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
-from typing import Any, cast
+from dataclasses import asdict
+from math import nan
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.futures import Future
 
-from laconic import kernels
-from laconic.arguments import check_whole
 from laconic.compressors import Dense
+from laconic.damping import Damped
+from laconic.diagnosis import layers, owed_norms
 from laconic.errors import LaconicError
+from laconic.intake import Intake
 from laconic.job import Job, Outcome, Part
-from laconic.memory import Memory
-from laconic.methods import Method
-from laconic.stats import Counters, Stats
-from laconic.theory import Probe, Watched
-from laconic.tuners import Constant
-from laconic.types import Compressor, Envelope, Observation, Segments, Steps, Transport
-
-STATE_VERSION = 1
-_STATE_KEYS = {"method", "step", "tuner", "setting", "seen", "counters", "theory", "memory"}
+from laconic.method import Method
+from laconic.segments import Segments
+from laconic.state import State
+from laconic.stats import Stats
+from laconic.theory import Watched
+from laconic.types import Compressor, Envelope, Mean, Momentum, Observation, Steps, Transport
 
 
 class Reducer:
@@ -50,31 +48,55 @@ class Reducer:
         device: torch.device | str = "cpu",
         fingerprint: int = 0,
         dtypes: Mapping[str, torch.dtype] | None = None,
+        velocity: bool = False,
+        track_age: bool = False,
         measure_every: int = 0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.method, self.transport, self.step = method, transport, 0
-        self.outcome = Outcome(skipped=False, notes=None)
+        self.method, self.transport = method, transport
+        self.outcome, self.loss = Outcome(skipped=False, notes=None), nan
         self._model, self._dtype, self._device = model, dtype, torch.device(device)
-        self._fingerprint, self._clock = fingerprint, clock
-        self._compressor: Compressor = method.compressor
-        self._tuner_state = method.tuner.init(method.compressor)
-        self._seen = Observation(step=0, entries=0, sent=0, wanted=0, skipped=False)
+        self._fingerprint, self._clock, self._dtypes = fingerprint, clock, dtypes or {}
         self._sends_all = isinstance(method.compressor, Dense)
-        kinds = () if method.memory == "none" else ("owed",)
-        self._memory = Memory(model, dtype=dtype, device=self._device, kinds=kinds)
-        self._probe = self._make_probe(measure_every)
+        # Clipping or selecting over the whole model needs all buckets.
+        self._waits = method.scope == "model" or (method.clip is not None and method.clip.scope == "model")
+        self._state = State.begin(
+            method,
+            model,
+            dtype=dtype,
+            device=self._device,
+            rank=transport.rank,
+            velocity=velocity,
+            track_age=track_age,
+            measure_every=measure_every,
+        )
         self._jobs: list[Job] = []
         self._open = self._closed = False
-        self._rates: dict[str, float] = {}
-        self._factors: dict[str, float] = {}
-        self._grad_scale = 1.0
-        self._dtypes = dtypes or {}
-        self._counters = Counters()
         self._mark = (0, 0)
+        self._intake = Intake.of(method, model, {}, {}, grad_scale=1.0, world_size=transport.world_size)
 
-    def begin_step(self, *, rates: Mapping[str, float] | None = None, grad_scale: float = 1.0) -> None:
-        """Open a step. ``rates`` are learning rates by parameter name, ``grad_scale`` a loss scaler's factor."""
+    @property
+    def step(self) -> int:
+        """How many steps were ended."""
+        return self._state.step
+
+    def start_velocity(self, velocity: Mapping[str, Tensor]) -> None:
+        """Begin with the velocity that an optimizer had, by parameter name."""
+        for name, values in velocity.items():
+            self._state.memory.write("velocity", Segments.of([name], [values.numel()]), values)
+
+    def begin_step(
+        self,
+        *,
+        rates: Mapping[str, float] | None = None,
+        momenta: Mapping[str, Momentum] | None = None,
+        grad_scale: float = 1.0,
+    ) -> None:
+        """Open a step.
+
+        ``rates`` are learning rates by parameter name, ``momenta`` what the method applies in the optimizer's
+        stead, ``grad_scale`` a loss scaler's factor.
+        """
         if self._open:
             raise LaconicError(
                 f"step {self.step} was begun and never ended: a backward pass broke off. Detach, wrap the model "
@@ -82,16 +104,12 @@ class Reducer:
             )
         self._open, self._closed = True, False
         self._mark = (self.transport.wire_bytes, self.transport.collectives)
-        # A rate so small that its reciprocal overflows is a rate of 0.
-        least = torch.finfo(self._dtype).tiny
-        self._rates = {name: rate if rate >= least else 0.0 for name, rate in (rates or {}).items()}
-        self._grad_scale = grad_scale
-        # What turns memory's units back into the caller's; without memory they are the same.
-        remembers = self.method.memory != "none"
-        units = {name: self._unit(name) or 1.0 for name in self._model.names} if remembers else {}
-        self._factors = {name: grad_scale / unit for name, unit in units.items()}
-        tuned = self.method.tuner.update(self._tuner_state, self._seen, self._compressor)
-        self._tuner_state, self._compressor = tuned
+        state, ranks = self._state, self.transport.world_size
+        self._intake = Intake.of(
+            self.method, self._model, rates or {}, momenta or {}, grad_scale=grad_scale, world_size=ranks
+        )
+        state.ledger.begin(self._intake.units)
+        state.tuner, state.setting = self.method.tuner.update(state.tuner, state.ledger.seen, state.setting)
 
     def begin(self, grad: Tensor, segments: Segments, *, notes: Tensor | None = None) -> Future[Tensor]:
         """Take a bucket over and start its exchange; the future hands ``grad`` back, holding the mean."""
@@ -109,91 +127,54 @@ class Reducer:
         job.notes = notes if job.notes is None else job.notes
         part = Part(grad, segments, place, self._future())
         job.parts.append(part)
-        self._enter(job, place)
-        if self.method.scope == "layer":
-            self._start(job)
-        self._counters.select_seconds += self._clock() - began
+        if not self._waits:
+            self._start([job])
+        self._state.counters.select_seconds += self._clock() - began
         return part.future
 
     def end_step(self) -> None:
         """Close the step: wait for every exchange, then hand all gradients back, or skip on all ranks."""
-        began = self._clock()
-        self._closed = True
-        if self.method.scope == "model":
-            self._start(self._whole_job())
-        self._counters.select_seconds += self._clock() - began
+        began, self._closed = self._clock(), True
+        if self._waits:
+            self._start([self._whole_job()] if self.method.scope == "model" else self._jobs)
+        self._state.counters.select_seconds += self._clock() - began
         began = self._clock()
         self.transport.drain()
-        if not self._jobs and self._open:
+        if self._open and not self._jobs:
             self._settle()
-        self._counters.wait_seconds += self._clock() - began
+        self._state.counters.wait_seconds += self._clock() - began
 
     @property
     def step_shapes_messages(self) -> bool:
-        """Whether the size or number of messages depends on the step: a tuner or a probe is at work."""
-        return self._probe is not None or not isinstance(self.method.tuner, Constant)
+        """Whether the size or number of messages depends on the step."""
+        return self._state.step_shapes_messages
+
+    def agreement(self) -> str:
+        """Name what shapes the next messages: equal on all ranks that are where this one is."""
+        return self._state.agreement()
 
     def stats(self) -> Stats:
-        """Return the numbers so far; the norm of what is owed costs a pass over memory."""
-        owed = 0.0 if self.method.memory == "none" else float(torch.linalg.vector_norm(self._memory["owed"]))
+        """Return the numbers so far; the norms of what is owed cost a pass over memory."""
+        state, owed, seen = self._state, owed_norms(self._state), self._state.ledger.seen
+        density = seen.sent / seen.entries if seen.entries else 0.0
         return Stats(
-            steps=self.step,
-            density=self._seen.sent / self._seen.entries if self._seen.entries else 0.0,
-            owed_norm=owed,
-            **asdict(self._counters),
-            history=tuple(self._probe.history) if self._probe else (),
+            steps=state.step,
+            density=density,
+            owed_norm=_norm(owed),
+            **asdict(state.counters),
+            history=tuple(state.probe.history) if state.probe else (),
+            layers=layers(state, owed, overall=density),
         )
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's whole state as plain containers of numbers and tensors, copied."""
         if self._open:
             raise LaconicError(f"step {self.step} is under way. Save between optimizer steps.")
-        return {
-            "version": STATE_VERSION,
-            "method": repr(self.method),
-            "memory_unit": self.method.memory,
-            "step": self.step,
-            "tuner": dict(self._tuner_state),
-            "setting": asdict(cast("Dense", self._compressor)),
-            "seen": asdict(self._seen),
-            "counters": asdict(self._counters),
-            "theory": {"xi": self._probe.largest_xi, "fresh": self._probe.largest_fresh} if self._probe else {},
-            "memory": self._memory.state_dict(),
-        }
+        return self._state.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state; it fits, or nothing is changed.
-
-        The method may differ from the saved one in its settings (the new ones hold), not in the unit of
-        what is owed.
-        """
-        if not isinstance(state, Mapping):
-            raise TypeError(f"load_state_dict wants what state_dict returned, got {type(state).__name__}.")
-        version, unit = state.get("version"), state.get("memory_unit")
-        if version != STATE_VERSION:
-            raise ValueError(f"the state has version {version}, this laconic reads {STATE_VERSION}.")
-        if unit != self.method.memory:
-            raise ValueError(
-                f"the state's memory is in '{unit}' units, this method keeps '{self.method.memory}'. "
-                f"Attach a method with memory='{unit}' to load it."
-            )
-        missing = sorted(_STATE_KEYS - set(state))
-        if missing:
-            raise ValueError(f"the state lacks {', '.join(missing)}: it was not saved by link.state_dict().")
-        try:
-            seen, counters = Observation(**state["seen"]), Counters(**state["counters"])
-        except TypeError as error:
-            raise ValueError(f"the state was saved by another laconic: {error}.") from error
-        self._memory.load_state_dict(state["memory"])
-        self.step, self._seen, self._counters = state["step"], seen, counters
-        if state["method"] == repr(self.method):
-            self._tuner_state = dict(state["tuner"])
-            self._compressor = replace(cast("Dense", self.method.compressor), **state["setting"])
-        if self._probe is not None:
-            # The identity v - x = mean memory says where the drift stands.
-            self._probe.drift.write("drift", self._model, self._memory["owed"])
-            self._probe.largest_xi = state["theory"].get("xi", 0.0)
-            self._probe.largest_fresh = state["theory"].get("fresh", 0.0)
+        """Go on from a saved state; it fits, or nothing is changed."""
+        self._state.load_state_dict(state)
 
     def _whole_job(self) -> Job:
         if not self._jobs:
@@ -201,96 +182,118 @@ class Reducer:
             self._jobs.append(Job(x, self._model))
         return self._jobs[0]
 
-    def _enter(self, job: Job, place: Segments) -> None:
-        """Turn the fresh gradients at ``place`` into what is owed, and note what must not be sent."""
-        if self.method.memory == "none":
-            # A sum of everything shows by itself whether it was finite; a selection would hide it.
+    def _start(self, jobs: list[Job]) -> None:
+        """Turn the fresh gradients of these jobs into what is owed, and start their exchanges."""
+        norms = self._intake.norms(jobs)
+        for i, job in enumerate(jobs):
+            # Where everything is sent a sum shows by itself whether it was finite; a selection would hide it.
             if not self._sends_all:
-                job.finite &= all(kernels.all_finite(view) for view in place.views(job.x))
-        else:
-            scales = [self._unit(name) / self._grad_scale for name in place.names]
-            sums = kernels.accumulate_(job.x, self._memory["owed"], scales, place, self._model)
-            job.finite &= sums.finite()
-            job.hold_(place, {name for name, rate in self._rates.items() if rate == 0.0})
-        if not job.finite:
-            job.x.zero_()
-
-    def _start(self, job: Job) -> None:
-        what = f"{self.method.exchange.name} of {job.segments.label()} in step {self.step}"
-        self.transport.start(self._exchange(job), label=what)
+                self._intake.enter_(job, self._state.memory, None if norms is None else norms[i])
+            what = f"{self.method.exchange.name} of {job.segments.label()} in step {self.step}"
+            self.transport.start(self._exchange(job), label=what)
 
     def _exchange(self, job: Job) -> Steps:
-        envelope = Envelope(
-            step=self.step,
-            world_size=self.transport.world_size,
-            fingerprint=self._fingerprint,
-            rates=zlib.crc32(repr([self._rates.get(name) for name in self._model.names]).encode()),
-            finite=job.finite,
-            notes=job.notes,
-        )
-        segments = job.segments.merged() if self.method.scope == "model" else job.segments
-        steps = self._rounded(job, segments, envelope)
-        if self._probe is None:
+        compressor, merged = self._state.setting, self.method.scope == "model"
+        segments = job.segments.merged() if merged else job.segments
+        envelope = self._envelope(job, merged=merged)
+        if self.method.damping:
+            delays = self.step + 1 - self._state.memory.read("sent_at", job.segments)
+            compressor = Damped(compressor, delays)
+        steps = self._rounded(job, segments, compressor, envelope)
+        if self._state.probe is None:
             job.mean = yield from steps
         else:
             watched = Watched(
                 x=job.x,
-                owed=self._memory.read("owed", job.segments),
+                owed=self._state.memory.read("owed", job.segments),
                 held=job.held_back(),
                 home=job.segments,
             )
-            job.mean = yield from self._probe.watch(watched, segments, self._compressor, envelope, steps)
+            job.mean = yield from self._state.probe.watch(watched, segments, compressor, envelope, steps)
         if self._closed and all(j.mean is not None for j in self._jobs):
             self._settle()
         return job.mean
 
-    def _rounded(self, job: Job, segments: Segments, envelope: Envelope) -> Steps:
-        mean = yield from self.method.exchange.steps(job.x, segments, self._compressor, envelope)
+    def _envelope(self, job: Job, *, merged: bool) -> Envelope:
+        fresh = None
+        if job.entered is not None:
+            reads = self._state.setting.reads_before and self.method.memory != "none"
+            before = self._state.memory.read("owed", job.segments) if reads else None
+            fresh = self._state.ledger.fresh(job.entered, before, merged=merged)
+        return Envelope(
+            step=self.step,
+            world_size=self.transport.world_size,
+            fingerprint=self._fingerprint,
+            rates=self._intake.digest,
+            finite=job.finite,
+            notes=job.notes,
+            rooms=self._state.ledger.rooms,
+            fresh=fresh,
+            loss=self.loss,
+            alarmed=self._state.alarm.raised,
+        )
+
+    def _rounded(self, job: Job, segments: Segments, compressor: Compressor, envelope: Envelope) -> Steps:
+        mean = yield from self.method.exchange.steps(job.x, segments, compressor, envelope)
         if mean.finite and self.method.memory != "none":
-            job.round_(mean, self._factors, self._dtypes)
+            job.round_(mean, self._intake.factors, self._dtypes)
         return mean
 
     def _settle(self) -> None:
         """Every rank has heard every rank: commit the step, or drop it."""
         means = [job.mean for job in self._jobs if job.mean is not None]
         finite = all(mean.finite for mean in means)
+        # A dense gradient never left the caller's units.
+        factors = {} if self._sends_all else self._intake.factors
         for job in self._jobs:
-            if not finite:
+            if finite:
+                self._commit(job)
+                job.hand_back(factors)
+            else:
                 job.poison()
-                continue
-            if self.method.memory != "none":
-                job.commit(self._memory)
-            job.hand_back(self._factors)
-        if self._probe is not None:
-            self._probe.settle(self.step, finite=finite)
-        self._counters.skipped_steps += not finite
-        self._counters.dense_bytes += sum(job.dense_bytes(self._dtypes) for job in self._jobs)
-        self._counters.wire_bytes += self.transport.wire_bytes - self._mark[0]
-        self._counters.collectives += self.transport.collectives - self._mark[1]
-        self._seen = Observation(
+        if self._state.probe is not None:
+            self._state.probe.settle(self.step, finite=finite)
+        self._count(means, finite=finite)
+        self.outcome = Outcome(skipped=not finite, notes=means[0].notes if means else None)
+        parts = [part for job in self._jobs for part in job.parts]
+        self._state.step, self._open, self._jobs, self.loss = self.step + 1, False, [], nan
+        for part in parts:
+            part.future.set_result(part.grad)
+        # Last: it may warn, and where warnings are errors the step is whole all the same.
+        self._state.alarm.hear(self._state.ledger.seen)
+
+    def _commit(self, job: Job) -> None:
+        if self.method.memory != "none":
+            rank = self.transport.rank
+            job.commit(self._state.memory, step=self.step, rank=rank, masking=self.method.masking)
+        if job.entered is not None and job.mean is not None:
+            self._state.ledger.commit(job.entered, job.mean, world_size=self.transport.world_size)
+
+    def _count(self, means: list[Mean], *, finite: bool) -> None:
+        """Add the step up, and let the guard look."""
+        counters = self._state.counters
+        counters.skipped_steps += not finite
+        counters.dense_bytes += sum(job.dense_bytes(self._dtypes) for job in self._jobs)
+        counters.wire_bytes += self.transport.wire_bytes - self._mark[0]
+        counters.collectives += self.transport.collectives - self._mark[1]
+        self._state.ledger.seen = Observation(
             step=self.step + 1,
             entries=self._model.numel * self.transport.world_size,
             sent=sum(mean.sent for mean in means),
             wanted=sum(mean.wanted for mean in means),
             skipped=not finite,
+            qualified=sum(mean.qualified for mean in means),
+            choosable=sum(mean.choosable for mean in means),
+            loss=means[0].loss if means else nan,
+            alarmed=any(mean.alarmed for mean in means),
         )
-        self.outcome = Outcome(skipped=not finite, notes=means[0].notes if means else None)
-        parts = [part for job in self._jobs for part in job.parts]
-        self.step, self._open, self._jobs = self.step + 1, False, []
-        for part in parts:
-            part.future.set_result(part.grad)
-
-    def _unit(self, name: str) -> float:
-        """What one unit of a parameter's gradient counts for in memory; at learning rate 0, nothing."""
-        rate = self._rates.get(name, 1.0)
-        return rate if self.method.memory == "update" or rate == 0.0 else 1.0
-
-    def _make_probe(self, every: int) -> Probe | None:
-        check_whole("measure_every", every, 0, "Write 0 for never, 100 for every hundredth step.")
-        if every and self.method.memory == "none":
-            raise ValueError(f"{self.method.name} keeps no memory: nothing to measure. Leave measure_every at 0.")
-        drift = Memory(self._model, dtype=self._dtype, device=self._device, kinds=("drift",))
-        return Probe(every=every, drift=drift) if every else None
+        if finite and self._state.alarm.due(self.step):
+            owed, fresh = owed_norms(self._state), self._state.ledger.gradient_norms()
+            self._state.alarm.look(owed=_norm(owed), fresh=_norm(fresh))
 
     def _future(self) -> Future[Tensor]:
         return Future(devices=[self._device] if self._device.type == "cuda" else None)
+
+
+def _norm(parts: Tensor) -> float:
+    return float(torch.linalg.vector_norm(parts))

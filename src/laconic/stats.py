@@ -24,6 +24,27 @@ class Measurement:
     gradient_norm: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One parameter, as the last step left it.
+
+    ``density`` is the share of its entries sent, over all ranks; ``threshold`` what this rank's entries had
+    to exceed and ``c`` the deviations that is (None where a method has no such thing). ``owed_gradients``
+    is the norm of what this rank owes over that of its fresh gradient: how many steps' worth wait. ``oldest``
+    counts the steps since the entry longest unsent, of those that owe something, was sent (None unless
+    ``attach(..., track_age=True)``). ``clipped_share`` is the share of steps in which it was clipped.
+    """
+
+    name: str
+    entries: int
+    density: float
+    threshold: float | None
+    c: float | None
+    owed_gradients: float
+    oldest: int | None
+    clipped_share: float
+
+
 @dataclass
 class Counters:
     """What a reducer adds up step by step, and saves."""
@@ -44,7 +65,8 @@ class Stats:
     what plain DDP would have handed over for the same steps, ``setup_bytes`` those of the handshake and
     the first broadcast since ``attach``. ``density`` is the share of entries sent in the last step, over all
     ranks; ``owed_norm`` the norm of what this rank has not sent yet. ``select_seconds`` were spent
-    choosing and packing, ``wait_seconds`` after backward, waiting for peers and adding up.
+    choosing and packing, ``wait_seconds`` after backward, waiting for peers and adding up. ``layers`` has one
+    entry a parameter.
     """
 
     steps: int
@@ -58,6 +80,7 @@ class Stats:
     wait_seconds: float
     setup_bytes: int = 0
     history: tuple[Measurement, ...] = field(default=(), repr=False)
+    layers: tuple[Layer, ...] = field(default=(), repr=False)
 
     @property
     def ratio(self) -> float:

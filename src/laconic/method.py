@@ -1,0 +1,96 @@
+"""What a method is: one answer to each of the four questions, as data that can be read and changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from laconic.arguments import check_choice
+from laconic.clipping import LocalClip
+from laconic.compressors import Dense, StdThreshold
+from laconic.exchanges import ReduceMean
+from laconic.guard import Guard
+from laconic.tuners import Relief
+from laconic.types import Compressor, Exchange, Tuner
+
+Unit = Literal["none", "gradient", "update"]
+Scope = Literal["layer", "model"]
+Owner = Literal["optimizer", "method"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """What is sent, how much, and how; ``dataclasses.replace`` makes variants.
+
+    ``memory`` is the unit of what is owed: ``gradient`` keeps g, ``update`` keeps learning rate times g (so a
+    later change of the rate does not rescale what is owed), ``none`` forgets what was not sent. ``scope``
+    says over what the compressor selects: each ``layer``, bucket by bucket while backward goes on, or the
+    whole ``model`` as one vector, which must wait for the last bucket.
+
+    ``clip`` clips each rank's gradient before it is accumulated. ``momentum="method"`` moves momentum out of
+    the optimizer: velocity is built from local gradients and is what is accumulated (momentum
+    compensation); with ``masking`` the velocity of entries that were sent starts anew. ``damping`` divides what
+    waited by the root of its mean delay. ``guard`` watches what is owed.
+    """
+
+    name: str
+    compressor: Compressor
+    exchange: Exchange
+    tuner: Tuner
+    memory: Unit
+    scope: Scope
+    clip: LocalClip | None = None
+    momentum: Owner = "optimizer"
+    masking: bool = False
+    damping: bool = False
+    guard: Guard | None = None
+
+    def __post_init__(self) -> None:
+        _check_part("compressor", self.compressor, Compressor, "TopK(density=0.01)")
+        _check_part("exchange", self.exchange, Exchange, "GatherMean()")
+        _check_part("tuner", self.tuner, Tuner, "Constant()")
+        check_choice("memory", self.memory, get_args(Unit))
+        check_choice("scope", self.scope, get_args(Scope))
+        check_choice("momentum", self.momentum, get_args(Owner))
+        if self.clip is not None:
+            _check_part("clip", self.clip, LocalClip, "LocalClip(norm=0.25)")
+        if self.guard is not None:
+            _check_part("guard", self.guard, Guard, "Guard()")
+        self._check_companions()
+        self._check_threshold()
+        self.exchange.check(self.compressor)
+        self.tuner.init(self.compressor)
+
+    def _check_companions(self) -> None:
+        dense = isinstance(self.compressor, Dense)
+        if dense and self.memory != "none":
+            raise ValueError(
+                f"Dense sends everything, nothing is ever owed: set memory='none', got '{self.memory}'."
+            )
+        if dense and self.clip is not None:
+            raise ValueError("Dense is plain DDP to the bit: clip in the training loop and leave clip=None.")
+        if self.memory == "none" and (self.momentum == "method" or self.damping):
+            raise ValueError("momentum='method' and damping need memory: set memory='gradient' or 'update'.")
+        if self.masking and self.momentum != "method":
+            raise ValueError("masking is of the method's own velocity: set momentum='method', or masking=False.")
+        tells = not isinstance(self.exchange, ReduceMean)
+        if not tells and (self.guard is not None or self.tuner.needs_loss):
+            raise ValueError("reduce_mean carries no alarm and no loss: leave guard=None, or use GatherMean().")
+        if isinstance(self.tuner, Relief) and self.guard is None:
+            raise ValueError("Relief answers a guard's alarm: set guard=Guard().")
+        if self.damping and not self.compressor.ranks_choose:
+            raise ValueError(f"damping needs entries that waited; with {self.compressor.name} none is chosen.")
+
+    def _check_threshold(self) -> None:
+        rule = self.compressor
+        if isinstance(rule, StdThreshold) and rule.over == "model" and self.scope == "layer" and not rule.running:
+            raise ValueError(
+                "one threshold over all layers needs all of them: give the method scope='model' to wait for the "
+                "last bucket, or with std_of='gradient' the threshold running=0.9 to go bucket by bucket."
+            )
+
+
+def _check_part(name: str, value: object, protocol: type, example: str) -> None:
+    # A class has the protocol's attributes too: TopK instead of TopK(...) is an easy slip.
+    if isinstance(value, type) or not isinstance(value, protocol):
+        raise TypeError(f"{name} must be of the kind {protocol.__name__}, such as {example}, got {value!r}.")

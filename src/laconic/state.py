@@ -1,0 +1,155 @@
+"""Everything that a reducer remembers from step to step, and how it is saved and taken over."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, cast
+
+import torch
+
+from laconic.arguments import check_whole
+from laconic.compressors import Dense, StdThreshold
+from laconic.guard import Alarm
+from laconic.ledger import Ledger
+from laconic.memory import Memory
+from laconic.method import Method
+from laconic.segments import Segments
+from laconic.stats import Counters
+from laconic.theory import Probe
+from laconic.tuners import Constant
+from laconic.types import Compressor, Observation, TunerState
+
+STATE_VERSION = 2
+_KEYS = {"method", "step", "tuner", "setting", "seen", "ledger", "alarm", "counters", "theory", "memory"}
+
+
+@dataclass
+class State:
+    """What is owed, the setting, the step, what was seen, and what was counted."""
+
+    method: Method
+    model: Segments
+    memory: Memory
+    ledger: Ledger
+    alarm: Alarm
+    probe: Probe | None
+    setting: Compressor
+    tuner: TunerState
+    step: int = 0
+    counters: Counters = field(default_factory=Counters)
+
+    @staticmethod
+    def begin(
+        method: Method,
+        model: Segments,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        rank: int,
+        velocity: bool,
+        track_age: bool,
+        measure_every: int,
+    ) -> State:
+        """Return the state before the first step."""
+        check_whole("measure_every", measure_every, 0, "Write 0 for never, 100 for every hundredth step.")
+        if measure_every and (method.memory == "none" or method.compressor.counts_vary):
+            raise ValueError(
+                f"measure_every looks at the theory of TopK-SGD, and {method.name} keeps no memory or has no fixed "
+                f"share: nothing to measure. Leave it at 0."
+            )
+        if track_age and (method.memory == "none" or not method.compressor.ranks_choose):
+            raise ValueError(f"track_age: with {method.name} no entry waits to be chosen. Leave it out.")
+        kinds = {} if method.memory == "none" else {"owed": dtype}
+        if velocity:
+            kinds["velocity"] = dtype
+        if track_age or method.damping:
+            kinds["sent_at"] = torch.int32
+        rule = method.compressor
+        weight = rule.running if isinstance(rule, StdThreshold) else 0.0
+        drift = Memory(model, kinds={"drift": dtype}, device=device) if measure_every else None
+        return State(
+            method=method,
+            model=model,
+            memory=Memory(model, kinds=kinds, device=device),
+            ledger=Ledger(model, weight=weight, dtype=dtype, device=device),
+            alarm=Alarm(method.guard, rank=rank),
+            probe=Probe(every=measure_every, drift=drift) if drift else None,
+            setting=rule,
+            tuner=method.tuner.init(rule),
+        )
+
+    @property
+    def step_shapes_messages(self) -> bool:
+        """Whether the size or number of messages depends on the step: a tuner, counts or a probe are at work."""
+        tuned = not isinstance(self.method.tuner, Constant)
+        return self.probe is not None or tuned or self.method.compressor.counts_vary
+
+    def agreement(self) -> str:
+        """Name what shapes the next messages: equal on all ranks that are where this one is."""
+        shaping = zlib.crc32(repr((sorted(self.ledger.rooms.items()), self.tuner)).encode())
+        return f"{self.method.name} at step {self.step} in state {shaping:08x}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return it all as plain containers of numbers and tensors, copied."""
+        return {
+            "version": STATE_VERSION,
+            "method": repr(self.method),
+            "memory_unit": self.method.memory,
+            "step": self.step,
+            "tuner": dict(self.tuner),
+            "setting": asdict(cast("Dense", self.setting)),
+            "seen": asdict(self.ledger.seen),
+            "ledger": self.ledger.state_dict(),
+            "alarm": self.alarm.state_dict(),
+            "counters": asdict(self.counters),
+            "theory": {"xi": self.probe.largest_xi, "fresh": self.probe.largest_fresh} if self.probe else {},
+            "memory": self.memory.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state; it fits, or nothing is changed.
+
+        The method may differ from the saved one in its settings (the new ones hold), not in the unit of
+        what is owed.
+        """
+        self._check(state)
+        try:
+            seen, counters = Observation(**state["seen"]), Counters(**state["counters"])
+        except TypeError as error:
+            raise ValueError(f"the state was saved by another laconic: {error}.") from error
+        self.memory.check(state["memory"], optional=("sent_at",))
+        self.ledger.check(state["ledger"])
+        self.alarm.check(state["alarm"])
+        # Ages are for looking at: a state saved without them counts them from here on.
+        self.memory.load_state_dict(state["memory"], start={"sent_at": state["step"]})
+        self.ledger.load_state_dict(state["ledger"])
+        self.alarm.load_state_dict(state["alarm"])
+        self.step, self.ledger.seen, self.counters = state["step"], seen, counters
+        if state["method"] == repr(self.method):
+            self.tuner = dict(state["tuner"])
+            self.setting = replace(cast("Dense", self.method.compressor), **state["setting"])
+        if self.probe is not None:
+            # The identity v - x = mean memory says where the drift stands.
+            self.probe.drift.write("drift", self.model, self.memory["owed"])
+            self.probe.largest_xi = state["theory"].get("xi", 0.0)
+            self.probe.largest_fresh = state["theory"].get("fresh", 0.0)
+
+    def _check(self, state: Mapping[str, Any]) -> None:
+        if not isinstance(state, Mapping):
+            raise TypeError(f"load_state_dict wants what state_dict returned, got {type(state).__name__}.")
+        version, unit = state.get("version"), state.get("memory_unit")
+        if version != STATE_VERSION:
+            raise ValueError(
+                f"the state has version {version}, this laconic reads {STATE_VERSION}. Finish the run with the "
+                f"laconic that saved it, or start memory anew: attach without loading."
+            )
+        if unit != self.method.memory:
+            raise ValueError(
+                f"the state's memory is in '{unit}' units, this method keeps '{self.method.memory}'. "
+                f"Attach a method with memory='{unit}' to load it."
+            )
+        missing = sorted(_KEYS - set(state))
+        if missing:
+            raise ValueError(f"the state lacks {', '.join(missing)}: it was not saved by link.state_dict().")
