@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Mapping
 from typing import cast
@@ -14,14 +15,17 @@ from laconic.errors import LaconicError
 from laconic.handshake import Identity
 from laconic.integrations.checks import check_arguments, check_buffers, check_parameters, check_units
 from laconic.integrations.ddp import DdpSurface
-from laconic.integrations.layout import dimension_order
+from laconic.integrations.layout import dimension_order, flatten
 from laconic.integrations.link import Link, Surface
+from laconic.integrations.momentum import MovedMomentum, movable
 from laconic.integrations.plain import PlainSurface
-from laconic.methods import Method
+from laconic.method import Method
 from laconic.reducer import Reducer
+from laconic.segments import Segments
 from laconic.transports import ProcessGroupTransport
-from laconic.types import Segments, accumulation_dtype
+from laconic.types import accumulation_dtype
 
+_log = logging.getLogger("laconic")
 _attached: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[Link]] = weakref.WeakKeyDictionary()
 
 
@@ -33,13 +37,16 @@ def attach(
     group: dist.ProcessGroup | None = None,
     scaler: torch.amp.GradScaler | None = None,
     measure_every: int = 0,
+    track_age: bool = False,
 ) -> Link:
     """Exchange this model's gradients by ``method`` from now on; the training loop stays as it is.
 
     A ``DistributedDataParallel`` module exchanges bucket by bucket while backward goes on. A plain module
     gets the first rank's parameters and buffers once, and exchanges when the optimizer is about to step.
     Every rank must call this at the same point. With a ``GradScaler`` pass it as ``scaler``. With
-    ``measure_every=M`` the theory of TopK-SGD is measured every M steps (``link.stats.history``).
+    ``measure_every=M`` the theory of TopK-SGD is measured every M steps (``link.stats.history``); with
+    ``track_age`` ``link.stats.layers`` knows how long entries have waited, for four bytes an entry. A
+    method that owns momentum takes it out of an SGD optimizer, says so, and gives it back on ``detach``.
 
         link = laconic.attach(model, optimizer, laconic.topk(0.01))
     """
@@ -52,10 +59,13 @@ def attach(
     module = model if ddp is None else cast("torch.nn.Module", ddp.module)
     parameters = check_parameters(module, optimizer, every_trainable=ddp is not None)
     transport = ProcessGroupTransport(_group(ddp, group), next(iter(parameters.values())).device)
+    moves = _moves(method, optimizer, scaler, said=transport.rank == 0)
     kind = f"{'plain' if ddp is None else 'DDP'}{' with a GradScaler' if scaler else ''}"
+    kind += " with momentum moved" if moves else ""
     identity = _identity(f"{method} ({kind}, measured every {measure_every})", module, parameters)
-    reducer = _reducer(method, parameters, transport, identity, measure_every)
-    link = Link(reducer, transport, identity, parameters, optimizer, scaler)
+    reducer = _reducer(method, parameters, transport, identity, measure_every, velocity=moves, track_age=track_age)
+    moved = _moved(optimizer, parameters, reducer) if moves else None
+    link = Link(reducer, transport, identity, parameters, optimizer, scaler, moved)
     if ddp is None:
         check_buffers(module)
     surface: Surface = PlainSurface(model, link) if ddp is None else DdpSurface(ddp, link)
@@ -70,6 +80,9 @@ def _reducer(
     transport: ProcessGroupTransport,
     identity: Identity,
     measure_every: int,
+    *,
+    velocity: bool,
+    track_age: bool,
 ) -> Reducer:
     tensors = list(parameters.values())
     return Reducer(
@@ -80,8 +93,41 @@ def _reducer(
         device=tensors[0].device,
         fingerprint=identity.fingerprint(),
         dtypes={name: p.dtype for name, p in parameters.items()},
+        velocity=velocity,
+        track_age=track_age,
         measure_every=measure_every,
     )
+
+
+def _moves(
+    method: Method, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None, *, said: bool
+) -> bool:
+    """Whether the method takes momentum over: it wants to, and the optimizer has some. The first rank says so."""
+    if method.momentum != "method":
+        return False
+    kind = type(optimizer)
+    if not movable(optimizer, scaled=scaler is not None and scaler.is_enabled()):
+        if kind is not torch.optim.SGD and said:
+            _log.warning(
+                "%s compensates SGD's momentum; %s keeps its own: memory only.", method.name, kind.__name__
+            )
+        return False
+    if said:
+        _log.warning(
+            "%s takes momentum and weight decay over from SGD until detach(): momentum is applied to local "
+            "gradients, before the exchange. Meanwhile they read 0 in the optimizer.",
+            method.name,
+        )
+    return True
+
+
+def _moved(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter], reducer: Reducer
+) -> MovedMomentum:
+    def deliver(buffers: Mapping[str, torch.Tensor]) -> None:
+        reducer.start_velocity({name: flatten(v, parameters[name]) for name, v in buffers.items()})
+
+    return MovedMomentum(optimizer, {id(p): name for name, p in parameters.items()}, deliver)
 
 
 def _identity(method: str, module: torch.nn.Module, exchanged: Mapping[str, torch.nn.Parameter]) -> Identity:

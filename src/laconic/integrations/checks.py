@@ -8,7 +8,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from laconic.methods import Method
+from laconic.method import Method
 
 
 def check_arguments(model: object, optimizer: object, method: object, scaler: object) -> None:
@@ -82,11 +82,13 @@ def check_units(method: Method, optimizer: torch.optim.Optimizer) -> None:
         raise ValueError(
             "memory='update' needs the optimizer's learning rate ('lr' in its groups). Use 'gradient'."
         )
-    if type(optimizer) is not torch.optim.SGD or any(group["momentum"] for group in groups):
+    # A method that owns momentum takes it out of SGD.
+    moves = method.momentum == "method"
+    if type(optimizer) is not torch.optim.SGD or (not moves and any(group["momentum"] for group in groups)):
         warnings.warn(
             "memory='update' is meant for SGD without momentum: what is owed is handed over divided by the present "
             "learning rate, and an optimizer that remembers gradients keeps that value when the rate rises again "
-            "(restarts). Use memory='gradient', or a rate that never rises.",
+            "(restarts). Use memory='gradient' (sdagc(revision='none')), or a rate that never rises.",
             stacklevel=3,
         )
 

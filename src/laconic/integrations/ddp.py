@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from laconic.errors import LaconicError
 from laconic.integrations.layout import unflatten
 from laconic.integrations.link import Link
-from laconic.types import Segments
+from laconic.segments import Segments
 
 
 class DdpSurface:

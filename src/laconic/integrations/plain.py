@@ -9,7 +9,7 @@ from torch import Tensor
 
 from laconic.integrations.layout import flatten, unflatten
 from laconic.integrations.link import Link
-from laconic.types import Segments
+from laconic.segments import Segments
 
 
 class PlainSurface:
