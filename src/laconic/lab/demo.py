@@ -1,27 +1,24 @@
-"""``make demo``: the same language model trained with every gradient sent, and with one in a hundred."""
+"""``make demo``: the same language model trained with every gradient sent, and with few of them."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
-import torch
 import torch.distributed as dist
 import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.lab.launch import run_ranks
-from laconic.lab.lm import CharLM, State, loss_of, validate
-from laconic.lab.text import Corpus, embedded_corpus, streams, windows
+from laconic.lab.text import embedded_corpus
+from laconic.lab.train import Row, Training, train
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
-    """Train a character language model on the English text that CPython carries, with dense and with topk."""
+    """Train a character language model on the English text that CPython carries, with dense, topk and sdagc."""
 
     ranks: int = 4
     """Processes on this machine."""
@@ -29,6 +26,8 @@ class Demo:
     """Optimizer steps for each method."""
     density: float = 0.01
     """Share of the entries that topk sends, in (0, 1]."""
+    c: float = 20.0
+    """What sdagc sends exceeds this many deviations of the fresh gradient."""
     batch: int = 8
     """Streams of text a rank."""
     length: int = 48
@@ -46,18 +45,15 @@ class Demo:
 
     def methods(self) -> list[laconic.Method]:
         """The methods to compare."""
-        return [laconic.dense(), laconic.topk(self.density, memory="update")]
+        return [
+            laconic.dense(),
+            laconic.topk(self.density, memory="update"),
+            laconic.sdagc(self.c, clip=self.training().clip),
+        ]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """What a method came to."""
-
-    method: str
-    train_loss: float
-    valid_loss: float
-    stats: laconic.Stats
-    seconds: float
+    def training(self) -> Training:
+        """How each of them trains."""
+        return Training(steps=self.steps, batch=self.batch, length=self.length, rate=self.rate, seed=self.seed)
 
 
 def main(demo: Demo) -> None:
@@ -90,40 +86,7 @@ def compare(demo: Demo) -> list[Row]:
         disable=dist.get_rank() != 0,
     )
     with show:
-        return [train(demo, method, corpus, show) for method in demo.methods()]
-
-
-def train(demo: Demo, method: laconic.Method, corpus: Corpus, show: Progress) -> Row:
-    """Train one model with one method: an ordinary DDP loop with one line of ours."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(demo.seed)
-    model = DistributedDataParallel(CharLM(len(corpus.alphabet)), bucket_cap_mb=1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=demo.rate)
-    link = laconic.attach(model, optimizer, method)
-
-    rows = streams(corpus.train, rank=rank, ranks=ranks, batch=demo.batch)
-    task = show.add_task(method.name, total=demo.steps, note="")
-    began, step, mean_loss = time.perf_counter(), 0, 0.0
-    while step < demo.steps:
-        state: State | None = None
-        for x, y in windows(rows, length=demo.length):
-            scores, state = model(x, state)
-            state = (state[0].detach(), state[1].detach())
-            loss = loss_of(scores, y)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            step += 1
-            mean_loss += 0.05 * (loss.item() - mean_loss) if step > 1 else loss.item()
-            if step % 10 == 0 or step == demo.steps:
-                sent = link.stats.wire_bytes / 1e6
-                show.update(task, completed=step, note=f"loss {mean_loss:.3f}  {sent:.1f} MB sent")
-            if step == demo.steps:
-                break
-    seconds = time.perf_counter() - began
-    valid = validate(model.module, streams(corpus.valid, rank=0, ranks=1, batch=16), length=demo.length)
-    return Row(method=method.name, train_loss=mean_loss, valid_loss=valid, stats=link.stats, seconds=seconds)
+        return [train(demo.training(), method, corpus, show) for method in demo.methods()]
 
 
 def table(rows: list[Row], demo: Demo) -> Table:
