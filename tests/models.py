@@ -105,6 +105,13 @@ def owed(link: laconic.Link) -> dict[str, Tensor]:
     return link.state_dict()["memory"]["owed"]
 
 
+def memory_bits(link: laconic.Link) -> str:
+    """All that this rank remembers, of every kind, as a short text."""
+    state = link.state_dict()
+    kinds = [*state["memory"].values(), state["decay"]]
+    return digest(vectors[name] for vectors in kinds for name in sorted(vectors))
+
+
 def attach(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,

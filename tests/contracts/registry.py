@@ -6,18 +6,57 @@ fails until it has one.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import laconic
-from laconic.compressors import Dense, RandomK, TopK
+from laconic.clipping import LocalClip
+from laconic.compressors import (
+    AdaComp,
+    Dense,
+    GaussianK,
+    RandomK,
+    SampledTopK,
+    Sidco,
+    StdThreshold,
+    Strom,
+    TopK,
+)
 from laconic.exchanges import GatherMean, ReduceMean
-from laconic.methods import Method
-from laconic.tuners import Constant, Warmup
+from laconic.guard import Guard
+from laconic.method import Method
+from laconic.tuners import Constant, Progress, Relief, Stages, TargetDensity, Warmup
 from laconic.types import Compressor, Exchange, Sparsifier, Tuner
 
 COMPRESSORS: dict[type, list[Compressor]] = {
+    AdaComp: [AdaComp(bin_size=1, whole_below=0), AdaComp(bin_size=4, whole_below=4), AdaComp()],
     Dense: [Dense()],
+    GaussianK: [
+        GaussianK(density=0.001, whole_below=0),
+        GaussianK(density=0.4, whole_below=4),
+        GaussianK(density=1.0, whole_below=0),
+    ],
     RandomK: [RandomK(density=0.001), RandomK(density=0.3, seed=7), RandomK(density=1.0)],
+    SampledTopK: [
+        SampledTopK(density=0.001, whole_below=0),
+        SampledTopK(density=0.4, sample=1.0, whole_below=4),
+        SampledTopK(density=1.0, whole_below=0),
+    ],
+    Sidco: [
+        Sidco(density=0.01, whole_below=0),
+        Sidco(density=0.3, stages=2, whole_below=4),
+        Sidco(density=0.01, stages=4, fit="pareto", whole_below=0),
+        Sidco(density=1.0, whole_below=0),
+    ],
+    StdThreshold: [
+        StdThreshold(c=15.0, whole_below=0),
+        StdThreshold(c=1.25, running=0.9, whole_below=4),
+        StdThreshold(c=1.25, over="model", running=0.5, whole_below=0),
+        StdThreshold(c=2.0, std_of="residual", whole_below=0),
+        StdThreshold(c=0.0, whole_below=0),
+        StdThreshold(c=3.3, std_of="residual"),
+    ],
+    Strom: [Strom(tau=0.5, whole_below=0), Strom(tau=0.125, whole_below=4)],
     TopK: [
         TopK(density=0.001, whole_below=0),
         TopK(density=0.4, whole_below=0),
@@ -34,12 +73,33 @@ EXCHANGES: dict[type, list[Exchange]] = {
 
 TUNERS: dict[type, list[Tuner]] = {
     Constant: [Constant()],
+    Progress: [Progress(), Progress(c_min=0.5, smoothing=1.0)],
+    Relief: [Relief(), Relief(inner=Warmup(steps=7), factor=2.0, every=2), Relief(inner=Progress(), every=1)],
+    Stages: [Stages(), Stages(every=1)],
+    TargetDensity: [TargetDensity(), TargetDensity(density=0.1, every=1, factor=1.5, c_min=0.5, c_max=4.0)],
     Warmup: [Warmup(), Warmup(steps=1), Warmup(steps=7, start=1.0), Warmup(steps=3, start=0.0001)],
 }
 
 RECIPES: dict[str, list[Method]] = {
+    "adacomp": [laconic.adacomp(4, whole_below=0), laconic.adacomp(4, memory="update", whole_below=4)],
     "dense": [laconic.dense()],
+    "dgc": [
+        laconic.dgc(0.3, whole_below=0, warmup_steps=4),
+        laconic.dgc(0.3, whole_below=4, warmup_steps=0, clip=0.5, clip_scope="layer", masking=False),
+    ],
+    "gaussiank": [laconic.gaussiank(0.3, whole_below=0), laconic.gaussiank(0.3, memory="update", whole_below=4)],
     "randomk": [laconic.randomk(0.3), laconic.randomk(0.3, memory="update"), laconic.randomk(0.1, warmup_steps=4)],
+    "sdagc": [
+        laconic.sdagc(1.5, whole_below=0),
+        laconic.sdagc(2.0, law="warmup", warmup_steps=3, clip=0.5, whole_below=4),
+        laconic.sdagc(2.0, law="progress", revision="none", masking=False, whole_below=0),
+        laconic.sdagc(2.0, law="target", density=0.2, clip=0.5, clip_scope="layer", whole_below=0),
+        laconic.sdagc(1.5, over="model", running=0.9, momentum=False, whole_below=0),
+        laconic.sdagc(1.5, over="model", scope="model", whole_below=0),
+        laconic.sdagc(1.5, std_of="residual", revision="damp", fallback=True, whole_below=0),
+    ],
+    "sidco": [laconic.sidco(0.3, whole_below=0), laconic.sidco(0.1, memory="update", whole_below=4)],
+    "strom": [laconic.strom(0.05, whole_below=0), laconic.strom(0.1, memory="gradient", whole_below=4)],
     "topk": [
         laconic.topk(0.3, whole_below=4),
         laconic.topk(0.3, memory="update", whole_below=0),
@@ -61,15 +121,81 @@ def _no_whole(field: str, below: int) -> list[tuple[str, Any]]:
     return [(field, value) for value in (below, 0.5, "1", True, None)]
 
 
+def _no_number(field: str, *below: float) -> list[tuple[str, Any]]:
+    """Values that are no finite number, and some that are too small."""
+    return [(field, value) for value in (*below, float("nan"), float("inf"), "1", True, None)]
+
+
+def _no_choice(field: str) -> list[tuple[str, Any]]:
+    """Values that are none of the words."""
+    return [(field, value) for value in ("", "layers", None, 1)]
+
+
+_WHOLE_BELOW = _no_whole("whole_below", -1)
 # What each class must refuse, and the field that its message must name.
 BAD_SETTINGS: dict[type, list[tuple[str, Any]]] = {
+    AdaComp: [*_no_whole("bin_size", 0), *_WHOLE_BELOW],
+    GaussianK: [*_no_share("density"), *_WHOLE_BELOW],
+    Guard: [*_no_number("limit", 0.5), *_no_whole("every", 0), *_no_whole("skipped", 0)],
+    LocalClip: [*_no_number("norm", 0.0, -1.0), *_no_choice("convention"), *_no_choice("scope")],
+    Progress: [*_no_number("c_min", -0.1), *_no_share("smoothing")],
     RandomK: [*_no_share("density"), *_no_whole("seed", -1)],
-    TopK: [*_no_share("density"), *_no_whole("whole_below", -1)],
+    Relief: [
+        *[("inner", value) for value in (None, "constant", Constant)],
+        *_no_number("factor", 0.9),
+        *_no_whole("every", 0),
+    ],
+    SampledTopK: [*_no_share("density"), *_no_share("sample"), *_WHOLE_BELOW],
+    Sidco: [*_no_share("density"), *_no_whole("stages", 0), *_no_choice("fit"), *_WHOLE_BELOW],
+    Stages: _no_whole("every", 0),
+    StdThreshold: [
+        *_no_number("c", -0.1),
+        *_no_choice("std_of"),
+        *_no_choice("over"),
+        *_no_number("running", -0.1, 1.0, 1.5),
+        *_WHOLE_BELOW,
+    ],
+    Strom: [*_no_number("tau", 0, 0.0, -0.1), *_WHOLE_BELOW],
+    TargetDensity: [
+        *_no_share("density"),
+        *_no_whole("every", 0),
+        *_no_number("factor", 0.9),
+        *_no_number("c_min", -0.1),
+        *_no_number("c_max", 0.4),
+    ],
+    TopK: [*_no_share("density"), *_WHOLE_BELOW],
     Warmup: [*_no_share("start"), *_no_whole("steps", 0)],
 }
 
 # Settings that a class cannot do without.
-NEEDED: dict[type, dict[str, Any]] = {RandomK: {"density": 0.1}, TopK: {"density": 0.1}}
+NEEDED: dict[type, dict[str, Any]] = {
+    GaussianK: {"density": 0.1},
+    LocalClip: {"norm": 1.0},
+    RandomK: {"density": 0.1},
+    SampledTopK: {"density": 0.1},
+    Sidco: {"density": 0.1},
+    StdThreshold: {"c": 2.0},
+    Strom: {"tau": 0.1},
+    TopK: {"density": 0.1},
+}
+
+
+def refusal(field: str, value: object) -> str:
+    """What an error must say: what it wants, what it got, and what to do or to choose from."""
+    got = f"got {re.escape(repr(value))}\\."
+    return rf"{field} must be (.*, {got} \w.*\.|one of .*; {got}|a tuner such as .*, {got})$"
+
+
+def selects(compressor: Compressor) -> bool:
+    """Whether values are sent as they are; the others round them, and what that changes stays owed."""
+    return not isinstance(compressor, AdaComp | Strom)
+
+
+def everything(compressor: Compressor) -> Compressor | None:
+    """The same compressor where it sends all; None for bins and fixed thresholds, which have no such setting."""
+    if isinstance(compressor, Sparsifier):
+        return compressor.at_density(1.0)
+    return compressor if isinstance(compressor, Dense) else None
 
 
 def compressors() -> list[Compressor]:
@@ -90,7 +216,8 @@ def recipes() -> list[Method]:
 
 def label(method: Method) -> str:
     """A method's name and settings, short enough to read in a list of tests."""
-    return f"{method.name}-{method.compressor!r}-{method.tuner.name}-{method.memory}-{method.scope}"
+    parts = (method.name, repr(method.compressor), method.tuner.name, method.memory, method.scope)
+    return "-".join(parts)
 
 
 def sparsifiers() -> list[Compressor]:
@@ -101,6 +228,15 @@ def accepts(exchange: Exchange, compressor: Compressor) -> bool:
     """Whether the exchange says that it can carry what the compressor makes."""
     try:
         exchange.check(compressor)
+    except ValueError:
+        return False
+    return True
+
+
+def tunes(tuner: Tuner, compressor: Compressor) -> bool:
+    """Whether the tuner says that it can move the compressor."""
+    try:
+        tuner.init(compressor)
     except ValueError:
         return False
     return True

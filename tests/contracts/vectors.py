@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from laconic.types import Plan, Segments
+from laconic import kernels
+from laconic.segments import Segments
+from laconic.types import Compressor, Payload, Plan
 
 _BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 _WIDTH = {torch.float32: 32, torch.float64: 64}
@@ -16,6 +19,22 @@ _LARGEST = {dtype: float(torch.finfo(dtype).max) for dtype in _BITS}
 _SMALLEST = {torch.float32: 2.0**-149, torch.float64: 2.0**-1074}
 
 DTYPES = [torch.float32, torch.float64]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a compressor made of a vector, and what it left."""
+
+    payload: Payload
+    plan: Plan
+    left: Tensor
+
+    def decoded(self) -> Tensor:
+        """What the payload stands for, as a vector."""
+        out = torch.zeros_like(self.left)
+        out[self.plan.known] += self.payload.known
+        out[self.payload.positions] += self.payload.values
+        return out
 
 
 @dataclass(frozen=True)
@@ -66,3 +85,10 @@ def dyadic(numel: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """Multiples of 1/8 so small that sums of many of them are exact."""
     source = torch.Generator().manual_seed(seed)
     return torch.randint(-64, 65, (numel,), generator=source).to(dtype) / 8
+
+
+def taken_by(compressor: Compressor, flat: Flat, step: int = 0, rooms: Mapping[str, int] | None = None) -> Sent:
+    """What a compressor makes of a vector that is itself the fresh gradient."""
+    plan, left = compressor.plan(flat.segments, step=step, rooms=rooms or {}), flat.x.clone()
+    payload = compressor.compress_(left, flat.segments, plan, kernels.fresh_of(flat.x, flat.segments))
+    return Sent(payload, plan, left)

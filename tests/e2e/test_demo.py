@@ -17,17 +17,19 @@ def _demo(*options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_demo_trains_both_methods_and_prints_the_table():
+def test_the_demo_trains_every_method_and_prints_the_table():
     done = _demo("--ranks", "2", "--steps", "12", "--batch", "2", "--length", "16")
     assert done.returncode == 0, done.stderr
     rows = {
         name: [cell.strip() for cell in cells.split("│")]
-        for name, cells in re.findall(r"│ (dense|topk) +│(.*)│", done.stdout)
+        for name, cells in re.findall(r"│ (\w+) +│(.*)│", done.stdout)
     }
+    assert list(rows) == ["dense", "topk", "sdagc"]
     assert float(rows["dense"][3].rstrip("x")) == 1.0
-    assert float(rows["topk"][3].rstrip("x")) > 20
     sent = {name: int(cells[2].replace(",", "")) for name, cells in rows.items()}
-    assert 0 < sent["topk"] < sent["dense"]
+    for name in ("topk", "sdagc"):
+        assert float(rows[name][3].rstrip("x")) > 20
+        assert 0 < sent[name] < sent["dense"]
 
 
 def test_a_wrong_setting_is_refused_before_ranks_start():

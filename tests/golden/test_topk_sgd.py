@@ -9,8 +9,8 @@ import torch
 
 import laconic
 from laconic.compressors import TopK
+from laconic.segments import Segments
 from laconic.theory import _gamma
-from laconic.types import Segments
 from lockstep.world import World, gradients
 
 RATE = 0.1

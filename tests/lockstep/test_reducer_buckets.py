@@ -12,10 +12,16 @@ from hypothesis import strategies as st
 import laconic
 from contracts.registry import label, recipes
 from contracts.vectors import dyadic, normal, same_bits
-from laconic.types import Segments
+from laconic.segments import Segments
 from lockstep.world import MODEL, World, gradients
 
 GATHERED = [m for m in recipes() if m.exchange.name == "gather_mean"]
+# One number over the whole model must not depend on the order in which its parts came.
+GATHERED += [
+    laconic.sdagc(1.5, over="model", scope="model", running=0.0, whole_below=0),
+    laconic.sdagc(1.5, clip=0.5, clip_scope="model", running=0.0, whole_below=0),
+    laconic.sdagc(1.5, clip=0.5, clip_scope="layer", revision="damp", whole_below=4),
+]
 REDUCED = [m for m in recipes() if m.exchange.name == "reduce_mean"]
 
 
@@ -35,6 +41,12 @@ def _same_however_dealt(method, ranks, dealt, draw):
         parts = other.step(grads, buckets=buckets)
         assert all(same_bits(a, b) for a, b in zip(whole, parts, strict=True))
     assert all(same_bits(a, b) for a, b in zip(one.owed(), other.owed(), strict=True))
+    assert one.rooms() == other.rooms()
+    if method.exchange.name == "gather_mean":
+        for a, b in zip(one.reducers, other.reducers, strict=True):
+            assert a.stats().layers == b.stats().layers
+    if method.momentum == "method":
+        assert all(same_bits(a, b) for a, b in zip(one.kept("velocity"), other.kept("velocity"), strict=True))
 
 
 @pytest.mark.parametrize("method", GATHERED, ids=label)

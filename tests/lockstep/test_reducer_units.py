@@ -95,12 +95,11 @@ def test_each_parameter_has_its_own_rate(method):
     world = World(method, 2)
     rates = _rates(w=0.25, v=4.0)
     given = handed = torch.zeros(MODEL.numel, dtype=torch.float64)
-    factors = torch.cat([torch.full((s.size,), rates[s.name], dtype=torch.float64) for s in MODEL])
     for step in range(5):
         grads = gradients(2, step, draw=dyadic)
-        given = given + torch.stack(grads).sum(0) * factors
-        handed = handed + world.step(grads, rates=rates)[0] * 2 * factors
-    assert torch.equal(handed + torch.stack(world.owed()).sum(0), given)
+        given = given + torch.stack(world.enters(grads, rates=rates)).sum(0)
+        handed = handed + world.step(grads, rates=rates)[0] * 2 * world.units(rates)
+    torch.testing.assert_close(handed + torch.stack(world.owed()).sum(0), given, rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("method", REMEMBERING, ids=label)

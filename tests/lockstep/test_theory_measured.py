@@ -10,7 +10,7 @@ import torch
 import laconic
 from contracts.registry import label
 from contracts.vectors import same_bits
-from laconic.methods import Method
+from laconic.method import Method
 from laconic.reducer import Reducer
 from laconic.transports import Lockstep
 from lockstep.world import MODEL, World, gradients, top_of
@@ -175,5 +175,7 @@ def test_what_cannot_be_measured_is_refused():
     port = Lockstep(1).ports[0]
     with pytest.raises(ValueError, match=r"measure_every must be .*0 or more, got -1\. Write 0 for never"):
         Reducer(MEASURED[0], MODEL, port, measure_every=-1)
-    with pytest.raises(ValueError, match=r"dense keeps no memory.*Leave measure_every at 0"):
+    with pytest.raises(ValueError, match=r"dense keeps no memory.*Leave it at 0"):
         Reducer(laconic.dense(), MODEL, port, measure_every=1)
+    with pytest.raises(ValueError, match=r"sdagc.*no fixed share: nothing to measure\. Leave it at 0"):
+        Reducer(laconic.sdagc(), MODEL, port, measure_every=1)

@@ -12,7 +12,12 @@ from torch import nn
 import laconic
 from models import Branches, Mlp, Watch, attach, batch, digest, imbalance, loss, weights, wrap
 
-METHODS = [laconic.topk(0.05, whole_below=0), laconic.topk_sgd(0.05), laconic.randomk(0.05)]
+METHODS = [
+    laconic.topk(0.05, whole_below=0),
+    laconic.topk_sgd(0.05),
+    laconic.randomk(0.05),
+    laconic.sdagc(3.0, momentum=False, whole_below=0),
+]
 ALL = pytest.mark.parametrize("method", [laconic.dense(), *METHODS], ids=lambda m: m.name)
 VIEWS = pytest.mark.parametrize("as_view", [False, True], ids=["copied", "bucket_view"])
 PASSES, STEPS = 3, 4

@@ -39,6 +39,11 @@ def _good():
     return _of(nn.Linear(3, 3))
 
 
+def _with_momentum(**options):
+    model = nn.Linear(3, 3)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **options)
+
+
 def _half_foreign():
     model = nn.Linear(3, 3)
     return model, torch.optim.SGD([*model.parameters(), *nn.Linear(2, 2).parameters()], lr=0.1)
@@ -136,7 +141,22 @@ REFUSED = {
     "measuring dense": (
         lambda g: (*_good(), laconic.dense(), {"measure_every": 5}),
         ValueError,
-        "dense keeps no memory.*Leave measure_every at 0",
+        "dense keeps no memory.*Leave it at 0",
+    ),
+    "measuring a method of varying counts": (
+        lambda g: (*_good(), laconic.sdagc(), {"measure_every": 5}),
+        ValueError,
+        "sdagc.*no fixed share.*Leave it at 0",
+    ),
+    "momentum with dampening, for the method to take over": (
+        lambda g: (*_with_momentum(dampening=0.1), laconic.sdagc(), {}),
+        ValueError,
+        r"dampening cannot be moved.*dampening=0.*sdagc\(momentum=False\)",
+    ),
+    "a fused step and a scaler, for the method to take momentum over": (
+        lambda g: (*_with_momentum(fused=True), laconic.dgc(), {"scaler": torch.amp.GradScaler("cpu")}),
+        ValueError,
+        "fused SGD undoes the loss scale.*fused=False",
     ),
 }
 

@@ -8,20 +8,27 @@ import torch.distributed as dist
 from torch import nn
 
 import laconic
-from models import attach, build, digest, owed, train, wrap
+from models import attach, build, digest, memory_bits, owed, train, wrap
 
 STEPS = 6
+GATHERED = [
+    laconic.topk(0.05),
+    laconic.topk_sgd(0.05),
+    laconic.sdagc(3.0),
+    laconic.sdagc(3.0, over="model", scope="model", clip=0.5),
+    laconic.dgc(0.05, warmup_steps=3, clip=0.5),
+]
 
 
 def _result(group, kind, method, **options):
     model, optimizer, link = build(group, kind, method, **options)
     seen = train(model, optimizer, group, range(STEPS))
-    return seen, {name: digest([t]) for name, t in owed(link).items()}
+    return seen, {name: digest([t]) for name, t in owed(link).items()}, memory_bits(link)
 
 
 @pytest.mark.parametrize("megabytes", [0.0001, 0.01, 25])
 @pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("method", [laconic.topk(0.05), laconic.topk_sgd(0.05)], ids=lambda m: m.name)
+@pytest.mark.parametrize("method", GATHERED, ids=lambda m: f"{m.name}-{m.scope}-{m.clip is not None}")
 def test_weights_and_memory_do_not_depend_on_the_buckets(pool, method, ranks, megabytes):
     # A plain module has no buckets at all: each parameter's memory must be the same by name, to the bit.
     assert pool.run(ranks, _bucketed, method, megabytes) == pool.control(ranks, _result, "plain", method)
@@ -100,7 +107,7 @@ def test_layers_registered_out_of_order_change_nothing(pool, method):
     ],
     ids=lambda o: "+".join(o),
 )
-@pytest.mark.parametrize("method", [laconic.topk(0.05), laconic.topk_sgd(0.05)], ids=lambda m: m.name)
+@pytest.mark.parametrize("method", GATHERED[:3], ids=lambda m: m.name)
 def test_ddps_options_do_not_show_in_the_bits(pool, method, options):
     ours = pool.run(3, _with_options, method, options)
     assert ours == pool.control(3, _with_options, method, {})

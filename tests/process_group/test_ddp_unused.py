@@ -9,7 +9,12 @@ import torch.distributed as dist
 import laconic
 from models import Branches, Watch, attach, digest, imbalance, inner, loss, weights, wrap
 
-METHODS = [laconic.topk(0.05, whole_below=0), laconic.topk_sgd(0.05), laconic.randomk(0.05)]
+METHODS = [
+    laconic.topk(0.05, whole_below=0),
+    laconic.topk_sgd(0.05),
+    laconic.randomk(0.05),
+    laconic.sdagc(3.0, momentum=False, whole_below=0),
+]
 # Where gradients live between steps: whether DDP keeps them in its buckets, and what zero_grad leaves.
 PLACES = pytest.mark.parametrize(
     ("as_view", "to_none"), [(False, True), (True, False)], ids=["copied-to_none", "bucket_view-to_zero"]

@@ -13,7 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 import laconic
 from models import Mlp, attach, build, digest, loss, train, weights, wrap
 
-METHODS = [laconic.dense(), laconic.topk(0.05), laconic.topk_sgd(0.05), laconic.randomk(0.05)]
+METHODS = [laconic.dense(), laconic.topk(0.05), laconic.topk_sgd(0.05), laconic.randomk(0.05), laconic.sdagc(3.0)]
 
 
 def _plain_ddp(group, steps):
@@ -78,10 +78,10 @@ def _one_after_the_other(group, kind, methods):
 @pytest.mark.parametrize("kind", ["ddp", "plain"])
 def test_methods_may_follow_one_another_on_one_module(pool, kind):
     results = pool.run(3, _one_after_the_other, kind, [*METHODS, laconic.topk(0.1)])
-    assert len(set(results[0][0])) == 15
+    assert len(set(results[0][0])) == 18
     for seen, steps in results:
         assert seen == results[0][0]
-        assert steps == [(3, False)] * 5
+        assert steps == [(3, False)] * 6
 
 
 def _plain_module_alone(group):

@@ -8,9 +8,16 @@ import torch.distributed as dist
 from torch import nn
 
 import laconic
-from models import Mlp, attach, digest, loss, owed, weights, wrap
+from models import Mlp, attach, digest, loss, memory_bits, weights, wrap
 
-METHODS = [laconic.dense(), laconic.topk(0.05, whole_below=0), laconic.topk_sgd(0.05), laconic.randomk(0.05)]
+METHODS = [
+    laconic.dense(),
+    laconic.topk(0.05, whole_below=0),
+    laconic.topk_sgd(0.05),
+    laconic.randomk(0.05),
+    # At these norms gradients of the loss are clipped, and scaled ones would be a thousand times more.
+    laconic.sdagc(3.0, clip=0.02, clip_scope="layer"),
+]
 ALL = pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
 KINDS = pytest.mark.parametrize("kind", ["ddp", "plain"])
 CLIP = pytest.mark.parametrize("clip", [False, True], ids=["step", "unscale_clip_step"])
@@ -51,8 +58,7 @@ def _state(model, optimizer, link):
     moments = [
         t for entry in optimizer.state_dict()["state"].values() for t in entry.values() if torch.is_tensor(t)
     ]
-    memory = list(owed(link).values()) if link.method.memory != "none" else []
-    return digest(weights(model)), digest(moments), digest(memory)
+    return digest(weights(model)), digest(moments), memory_bits(link)
 
 
 def _infinity_on_one_rank(group, kind, method, optimizer, clip):

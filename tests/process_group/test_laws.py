@@ -14,6 +14,8 @@ METHODS = [
     laconic.topk(0.05),
     laconic.topk_sgd(0.05),
     laconic.randomk(0.05),
+    laconic.sdagc(3.0, clip=0.5),
+    laconic.dgc(0.05, warmup_steps=3),
 ]
 VARIANTS = [
     laconic.topk(0.05, memory="update", whole_below=0),
@@ -21,6 +23,12 @@ VARIANTS = [
     laconic.topk(0.05, scope="model", warmup_steps=3),
     laconic.randomk(0.05, memory="update", warmup_steps=3),
     laconic.randomk(0.05, memory="none"),
+    laconic.sdagc(3.0, over="model", scope="model", law="target", fallback=True),
+    laconic.sdagc(3.0, std_of="residual", revision="damp", whole_below=0),
+    laconic.gaussiank(0.05),
+    laconic.sidco(0.05),
+    laconic.strom(0.01),
+    laconic.adacomp(50),
 ]
 
 
@@ -116,6 +124,10 @@ def _account(group, kind, method, steps, dtype):
         laconic.topk_sgd(0.05),
         laconic.randomk(0.05),
         laconic.topk(0.05, memory="update", warmup_steps=4),
+        laconic.sdagc(3.0, momentum=False),
+        laconic.sidco(0.05, whole_below=0),
+        laconic.strom(0.001),
+        laconic.adacomp(50),
     ],
     ids=_label,
 )
@@ -170,7 +182,7 @@ def _some_ranks(group, kind, method):
 
 
 @pytest.mark.parametrize("kind", ["ddp", "plain"])
-@pytest.mark.parametrize("method", METHODS[:2], ids=_label)
+@pytest.mark.parametrize("method", [*METHODS[:2], METHODS[4]], ids=_label)
 def test_a_group_of_some_ranks_trains_as_a_world_of_its_own(pool, kind, method):
     outside, first, idle, second = pool.run(4, _some_ranks, kind, method)
     assert outside is idle is None

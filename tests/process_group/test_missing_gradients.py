@@ -9,7 +9,13 @@ import torch.distributed as dist
 import laconic
 from models import Branches, attach, digest, loss, weights
 
-METHODS = [laconic.dense(), laconic.topk(0.05, whole_below=0), laconic.topk_sgd(0.05), laconic.randomk(0.05)]
+METHODS = [
+    laconic.dense(),
+    laconic.topk(0.05, whole_below=0),
+    laconic.topk_sgd(0.05),
+    laconic.randomk(0.05),
+    laconic.sdagc(3.0, momentum=False, whole_below=0),
+]
 ALL = pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
 STEPS = 5
 

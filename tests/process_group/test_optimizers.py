@@ -13,6 +13,7 @@ import laconic
 from models import Mlp, Watch, attach, build, digest, imbalance, inner, loss, owed, train, weights, wrap
 
 METHODS = [laconic.dense(), laconic.topk(0.05, whole_below=0), laconic.topk_sgd(0.05), laconic.randomk(0.05)]
+SDAGC = laconic.sdagc(3.0, clip=0.5, whole_below=0)
 ALL = pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
 KINDS = pytest.mark.parametrize("kind", ["ddp", "plain"])
 STEPS = 5
@@ -38,7 +39,7 @@ def _with_optimizer(group, kind, method, name):
 
 
 @KINDS
-@pytest.mark.parametrize("method", METHODS[:2], ids=lambda m: m.name)
+@pytest.mark.parametrize("method", [*METHODS[:2], SDAGC], ids=lambda m: m.name)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_ranks_agree_with_every_optimizer(pool, kind, method, name):
     results = pool.run(2, _with_optimizer, kind, method, name)
@@ -90,6 +91,7 @@ def _scheduled(group, kind, method, name):
         ("ddp", laconic.topk(0.05, whole_below=0)),
         ("ddp", laconic.topk_sgd(0.05)),
         ("ddp", laconic.randomk(0.05, memory="update")),
+        ("ddp", laconic.sdagc(3.0, momentum=False, whole_below=0)),
     ],
     ids=lambda value: f"{value.name}-{value.memory}" if isinstance(value, laconic.Method) else value,
 )

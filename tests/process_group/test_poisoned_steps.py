@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 import laconic
-from models import Mlp, attach, digest, loss, owed, weights, wrap
+from models import Mlp, attach, digest, loss, memory_bits, owed, weights, wrap
 
 METHODS = [
     laconic.dense(),
@@ -16,6 +16,7 @@ METHODS = [
     laconic.randomk(0.05),
     laconic.topk(0.05, memory="none"),
     laconic.randomk(0.05, memory="none"),
+    laconic.sdagc(3.0, clip=0.5, revision="damp"),
 ]
 ALL = pytest.mark.parametrize("method", METHODS, ids=lambda m: f"{m.name}-{m.memory}")
 KINDS = pytest.mark.parametrize("kind", ["ddp", "plain"])
@@ -40,8 +41,7 @@ def _everything(model, optimizer, link):
     moments = [
         t for entry in optimizer.state_dict()["state"].values() for t in entry.values() if torch.is_tensor(t)
     ]
-    memory = list(owed(link).values()) if link.method.memory != "none" else []
-    return digest(weights(model)), digest(moments), digest(memory)
+    return digest(weights(model)), digest(moments), memory_bits(link)
 
 
 def _poisoned(group, kind, method, optimizer, value, where, dtype):

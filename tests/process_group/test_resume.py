@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 import laconic
-from models import attach, build, digest, owed, train, weights
+from models import attach, build, digest, memory_bits, owed, train, weights
 from pool import run_alone
 
 METHODS = [
@@ -18,6 +18,9 @@ METHODS = [
     laconic.topk(0.05, warmup_steps=5),
     laconic.topk_sgd(0.05),
     laconic.randomk(0.05, warmup_steps=5),
+    laconic.sdagc(3.0, law="target", density=0.05, clip=0.5, fallback=True),
+    laconic.sdagc(3.0, law="warmup", warmup_steps=5, revision="damp", clip=0.5, clip_scope="layer"),
+    laconic.dgc(0.05, warmup_steps=5, clip=0.5),
 ]
 BEFORE, AFTER = 3, 4
 
@@ -54,9 +57,11 @@ class Run:
 
     def result(self):
         stats = self.link.stats
-        memory = digest(owed(self.link).values()) if self.link.method.memory != "none" else ""
+        memory = memory_bits(self.link)
         numbers = (stats.steps, stats.skipped_steps, stats.wire_bytes, stats.dense_bytes, stats.collectives)
-        return digest(weights(self.model)), memory, numbers, stats.density
+        state = self.link.state_dict()
+        agreed = repr((state["ledger"]["rooms"], state["tuner"], state["setting"]))
+        return digest(weights(self.model)), memory, agreed, numbers, stats.density
 
 
 def _uninterrupted(group, kind, method):
@@ -91,15 +96,16 @@ def test_a_plain_module_goes_on_with_the_same_bits(pool, tmp_path, method, ranks
 @pytest.mark.parametrize(
     ("method", "ranks"),
     # An all-reduce of three or more adds in an order that depends on the bucket's size: dense and randomk on two.
-    [(m, ranks) for m in METHODS for ranks in (2, 4) if ranks == 2 or m.name.startswith("topk")],
+    [(m, ranks) for m in METHODS for ranks in (2, 3) if ranks == 2 or m.exchange.name == "gather_mean"],
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_a_ddp_module_goes_on_with_the_same_bits(pool, tmp_path, method, ranks):
     pool.run(ranks, _first_half, "ddp", method, str(tmp_path))
     resumed = pool.run(ranks, _second_half, "ddp", method, str(tmp_path))
     whole = pool.run(ranks, _uninterrupted, "ddp", method)
-    # The weights and what is owed. Bytes may differ: the number of buckets does, in the first step after a restart.
-    assert [(seen, *rest[:2]) for seen, rest in resumed] == [(seen, *rest[:2]) for seen, rest in whole]
+    # The weights, all that is remembered and the rooms. Bytes may differ: in the first step after a restart the
+    # number of buckets does.
+    assert [(seen, *rest[:3]) for seen, rest in resumed] == [(seen, *rest[:3]) for seen, rest in whole]
 
 
 def _killed_half_way(group, kind, method, folder):
@@ -107,9 +113,8 @@ def _killed_half_way(group, kind, method, folder):
     raise SystemExit("killed")
 
 
-@pytest.mark.parametrize("kind", ["ddp", "plain"])
-def test_processes_that_never_met_the_first_run_go_on_with_the_same_bits(pool, tmp_path, kind):
-    method = laconic.topk(0.05, warmup_steps=5)
+@pytest.mark.parametrize(("kind", "method"), [("ddp", METHODS[4]), ("plain", METHODS[1])], ids=["ddp", "plain"])
+def test_processes_that_never_met_the_first_run_go_on_with_the_same_bits(pool, tmp_path, kind, method):
     gone = run_alone(2, _killed_half_way, kind, method, str(tmp_path))
     assert [o.error for o in gone] == ["SystemExit"] * 2
     resumed = [o.value for o in run_alone(2, _second_half, kind, method, str(tmp_path))]
@@ -203,8 +208,12 @@ def test_ranks_that_load_states_of_unlike_steps_are_told_so_by_a_reduced_vector_
 
 @pytest.mark.parametrize(
     ("method", "case"),
-    [(laconic.topk(0.05, warmup_steps=9), UNLIKE), (laconic.randomk(0.05, warmup_steps=9), ONE_ONLY)],
-    ids=["topk", "randomk"],
+    [
+        (laconic.topk(0.05, warmup_steps=9), UNLIKE),
+        (laconic.randomk(0.05, warmup_steps=9), ONE_ONLY),
+        (laconic.sdagc(3.0), ONE_ONLY),
+    ],
+    ids=["topk", "randomk", "sdagc"],
 )
 def test_so_they_are_where_the_size_of_a_message_depends_on_the_step(method, case):
     # With a warm-up the ranks' messages have unlike sizes; gloo then ends the process, and nobody is told anything.
@@ -218,6 +227,29 @@ def test_so_they_are_where_only_some_steps_are_measured():
     for outcome in run_alone(2, _unlike_steps, "plain", laconic.topk(0.05), UNLIKE[0], 2, timeout_seconds=5):
         assert outcome.exitcode == 0
         assert outcome.error == "GroupError"
+
+
+def _unlike_runs(group, method):
+    """Both ranks load a state of step 3, of runs on unlike data: as many steps, other rooms."""
+    run = Run(group, "plain", method)
+    states = []
+    for first in (0, 50):
+        run.link.detach()
+        run = Run(group, "plain", method)
+        run.train(range(first, first + 3))
+        states.append(run.link.state_dict())
+    assert states[0]["ledger"]["rooms"] != states[1]["ledger"]["rooms"]
+    run.link.detach()
+    run = Run(group, "plain", method)
+    run.link.load_state_dict(states[dist.get_rank(group)])
+    run.train([3])
+
+
+def test_ranks_that_load_states_of_unlike_runs_are_told_before_unlike_sizes_meet():
+    for outcome in run_alone(2, _unlike_runs, laconic.sdagc(3.0, whole_below=0), timeout_seconds=5):
+        assert outcome.exitcode == 0
+        assert outcome.error == "GroupError"
+        assert "at step 3 in state" in outcome.message
 
 
 def _one_rank_goes_back(group, method):

@@ -9,9 +9,10 @@ import torch.distributed as dist
 import laconic
 from laconic.methods import METHODS
 from laconic.reducer import Reducer
+from laconic.segments import Segments
 from laconic.transports import Lockstep, ProcessGroupTransport
 from laconic.transports.lockstep import ring_sum
-from laconic.types import Segments
+from laconic.types import Momentum
 from models import digest
 
 MODEL = Segments.of(["a", "b", "c", "d", "scalar"], [3000, 1500, 257, 40, 1])
@@ -24,7 +25,15 @@ CASES = {name: make() for name, make in METHODS.items()} | {
     "topk update": laconic.topk(0.02, memory="update", whole_below=0),
     "randomk update": laconic.randomk(0.02, memory="update", warmup_steps=4),
     "randomk none": laconic.randomk(0.02, memory="none"),
+    "sdagc with all companions": laconic.sdagc(
+        3.0, law="target", density=0.05, clip=0.5, clip_scope="layer", fallback=True
+    ),
+    "sdagc progress": laconic.sdagc(3.0, law="progress", over="model", clip=0.5, whole_below=0),
+    "sdagc damped": laconic.sdagc(3.0, std_of="residual", revision="damp", masking=False),
+    "sdagc whole": laconic.sdagc(3.0, over="model", scope="model", law="warmup", warmup_steps=4),
+    "dgc warm-up": laconic.dgc(0.02, warmup_steps=4, clip=0.5),
 }
+MEASURED = [name for name, m in CASES.items() if m.memory != "none" and not m.compressor.counts_vary]
 
 
 def _buckets(rank, step, dtype):
@@ -39,7 +48,10 @@ def _buckets(rank, step, dtype):
 
 def _begin(reducer, rank, step, dtype, notes):
     rates = {name: 0.1 * (i + 1) / (step + 1) for i, name in enumerate(MODEL.names)}
-    reducer.begin_step(rates=rates, grad_scale=8.0)
+    momentum = Momentum(factor=0.9 - 0.1 * step, nesterov=True)
+    owned = reducer.method.momentum == "method"
+    reducer.loss = 3.0 / (step + 1) + rank
+    reducer.begin_step(rates=rates, momenta=dict.fromkeys(MODEL.names, momentum) if owned else None, grad_scale=8.0)
     grads = []
     for i, (grad, segments) in enumerate(_buckets(rank, step, dtype)):
         told = torch.tensor([1, rank % 2], dtype=torch.uint8) if notes and i == 0 else None
@@ -52,11 +64,21 @@ def _summary(reducer, seen):
     state, stats = reducer.state_dict(), reducer.stats()
     memory = {kind: digest(vectors.values()) for kind, vectors in state["memory"].items()}
     numbers = (stats.steps, stats.skipped_steps, stats.wire_bytes, stats.collectives, stats.density)
-    return seen, memory, numbers, [m.xi for m in stats.history]
+    ledger = {kind: repr(state["ledger"][kind]) for kind in ("rooms", "running", "clipped")}
+    return seen, memory, numbers, [m.xi for m in stats.history], ledger, repr(state["tuner"])
 
 
 def _reducer(method, transport, dtype, every):
-    return Reducer(method, MODEL, transport, dtype=dtype, fingerprint=7, measure_every=every)
+    return Reducer(
+        method,
+        MODEL,
+        transport,
+        dtype=dtype,
+        fingerprint=7,
+        measure_every=every,
+        velocity=method.momentum == "method",
+        track_age=method.memory != "none" and not every,
+    )
 
 
 def _in_lockstep(ranks, method, dtype, every, notes):
@@ -97,7 +119,7 @@ def test_lockstep_and_gloo_give_the_same_bits(pool, case, ranks):
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-@pytest.mark.parametrize("case", [name for name, method in CASES.items() if method.memory != "none"])
+@pytest.mark.parametrize("case", MEASURED)
 def test_so_they_do_with_measurements_of_several_rounds(pool, case, ranks):
     _check(pool, ranks, CASES[case], torch.float64, 2, False)
 

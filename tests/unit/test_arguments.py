@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from laconic.arguments import check_choice, check_share, check_whole
+from laconic.arguments import check_choice, check_number, check_share, check_whole
 
 
 @pytest.mark.parametrize("value", [1e-300, 0.5, 1, 1.0])
@@ -16,6 +16,22 @@ def test_a_share_is_a_number_above_zero_and_at_most_one(value):
 def test_what_is_no_share_is_refused(value):
     with pytest.raises(ValueError, match=r"density must be a number in \(0, 1\], got .*\. Write 0\.1\.") as refusal:
         check_share("density", value, "Write 0.1.")
+    assert repr(value) in str(refusal.value)
+
+
+@pytest.mark.parametrize("value", [0.5, 1, 1e300, 10**9])
+def test_a_number_is_finite_and_at_least_the_least(value):
+    check_number("c", value, 0.5, "Write 1.")
+
+
+@pytest.mark.parametrize(
+    "value", [0.49, -1, float("nan"), float("inf"), float("-inf"), "1", True, None, [1.0], 1j], ids=repr
+)
+def test_what_is_no_number_or_too_small_is_refused(value):
+    with pytest.raises(
+        ValueError, match=r"c must be a finite number of 0\.5 or more, got .*\. Write 1\."
+    ) as refusal:
+        check_number("c", value, 0.5, "Write 1.")
     assert repr(value) in str(refusal.value)
 
 

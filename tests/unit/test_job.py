@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from torch.futures import Future
 from contracts.vectors import normal
 from laconic.job import Job, Part
 from laconic.memory import Memory
-from laconic.types import Mean, Segments
+from laconic.segments import Segments
+from laconic.types import Mean, Payload
 
 MODEL = Segments.of(["a", "b"], [3, 2])
 
@@ -20,8 +22,21 @@ def _mean(values: torch.Tensor) -> Mean:
     return Mean(values=values, finite=True, sent=0, wanted=0)
 
 
-def _memory() -> Memory:
-    return Memory(MODEL, dtype=torch.float32, device=torch.device("cpu"))
+def _memory(**kinds: torch.dtype) -> Memory:
+    return Memory(MODEL, kinds={"owed": torch.float32, **kinds}, device=torch.device("cpu"))
+
+
+def _commit(job: Job, memory: Memory, *, masking: bool = True, rank: int = 0, step: int = 0) -> None:
+    if job.mean is None:
+        job.mean = _mean(torch.zeros(5))
+    job.commit(memory, step=step, rank=rank, masking=masking)
+
+
+def _chosen(*positions: int, counts: dict[str, tuple[int, ...]] | None = None, **rooms: int) -> Mean:
+    """A mean to which this rank sent the positions."""
+    at, values = torch.tensor(positions, dtype=torch.int64), torch.ones(len(positions))
+    own = Payload(known=values[:0], positions=at, values=values, wanted=torch.tensor([len(positions)]))
+    return replace(_mean(torch.zeros(5)), own=own, counts=counts or {}, rooms=rooms)
 
 
 def test_what_is_held_is_out_of_the_exchange_and_comes_back_in_the_commit():
@@ -31,7 +46,7 @@ def test_what_is_held_is_out_of_the_exchange_and_comes_back_in_the_commit():
     assert not x[:3].any()
     assert torch.equal(x[3:], before[3:])
     x[3:] = 0.0
-    job.commit(memory)
+    _commit(job, memory)
     assert torch.equal(memory["owed"][:3], before[:3])
     assert not memory["owed"][3:].any()
 
@@ -107,9 +122,65 @@ def test_a_parameter_that_no_gradient_came_for_keeps_what_it_owes():
     memory.write("owed", MODEL, normal(5, 3))
     place = Segments((MODEL["b"],))
     job = Job(torch.ones(5), MODEL, parts=[Part(torch.ones(2), Segments.of(["b"], [2]), place, Future())])
-    job.commit(memory)
+    _commit(job, memory)
     assert torch.equal(memory["owed"][:3], normal(5, 3)[:3])
     assert memory["owed"][3:].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("masking", [True, False])
+def test_the_velocity_of_what_was_chosen_starts_anew_where_it_is_masked(masking):
+    x = torch.zeros(5)
+    job, memory = Job(x, MODEL, parts=[Part(x, MODEL, MODEL, Future())]), _memory(velocity=torch.float32)
+    job.velocity, job.mean = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), _chosen(1, 4)
+    _commit(job, memory, masking=masking)
+    assert memory["velocity"].tolist() == ([1.0, 0.0, 3.0, 4.0, 0.0] if masking else [1.0, 2.0, 3.0, 4.0, 5.0])
+
+
+def test_the_step_of_the_last_sending_is_that_of_what_was_chosen():
+    x = torch.zeros(5)
+    job, memory = Job(x, MODEL, parts=[Part(x, MODEL, MODEL, Future())]), _memory(sent_at=torch.int32)
+    memory["sent_at"].fill_(3)
+    job.mean = _chosen(0, 3, a=2, b=2)
+    _commit(job, memory, step=8)
+    assert memory["sent_at"].tolist() == [9, 3, 3, 9, 3]
+
+
+def test_a_parameter_that_goes_whole_is_sent_unless_it_is_held():
+    x = torch.ones(5)
+    job, memory = Job(x, MODEL, parts=[Part(x, MODEL, MODEL, Future())]), _memory(sent_at=torch.int32)
+    job.mean = _chosen(3, b=1)
+    _commit(job, memory, step=8)
+    assert memory["sent_at"].tolist() == [9, 9, 9, 9, 0]
+    job.hold_(MODEL, {"a"})
+    _commit(job, memory, step=10)
+    assert memory["sent_at"].tolist() == [9, 9, 9, 11, 0]
+
+
+def test_of_parameters_that_are_chosen_from_as_one_none_goes_whole():
+    x = torch.zeros(5)
+    job, memory = Job(x, MODEL, parts=[Part(x, MODEL, MODEL, Future())]), _memory(sent_at=torch.int32)
+    job.mean = replace(_chosen(2), rooms={"2 parameters": 1})
+    _commit(job, memory, step=8)
+    assert memory["sent_at"].tolist() == [0, 0, 9, 0, 0]
+
+
+def test_a_zero_that_was_chosen_for_want_of_anything_else_was_not_sent():
+    job = Job(torch.zeros(5), MODEL)
+    mean = _chosen(1, 4)
+    job.mean = replace(mean, own=replace(mean.own, values=torch.tensor([0.0, 2.0])))
+    assert job.chosen(0).tolist() == [4]
+
+
+def test_what_was_chosen_is_what_fitted_on_this_rank():
+    """Where counts vary, a payload may have zeros behind its last entry: positions 0 that were not sent."""
+    job = Job(torch.zeros(5), MODEL)
+    job.mean = _chosen(1, 2, 4, 0, 0, counts={"a": (1, 7), "b": (0, 1)}, a=2, b=3)
+    assert job.chosen(0).tolist() == [1]
+    assert job.chosen(1).tolist() == [1, 2, 4]
+    job.mean = _chosen(1, 2)
+    assert job.chosen(0).tolist() == [1, 2]
+    job.mean = _mean(torch.zeros(5))
+    assert job.chosen(0).tolist() == []
 
 
 def test_poison_is_seen_by_every_caller():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,24 +13,25 @@ from hypothesis import strategies as st
 
 from contracts.vectors import DTYPES, dyadic, normal, same_bits, segments_of
 from laconic import kernels
-from laconic.types import Segments
+from laconic.kernels import Inflow
+from laconic.segments import Segments
 
 HOME = Segments.of(["a", "b", "empty", "c"], [3, 1, 0, 5])
 MODES = [(None, False), (0.0, False), (0.9, False), (0.9, True), (1.0, True)]
+FLOWS = {
+    "a": Inflow(gain=0.5, unit=3.0),
+    "b": Inflow(gain=-3.0),
+    "empty": Inflow(gain=7.0),
+    "c": Inflow(gain=torch.tensor(0.1, dtype=torch.float64), unit=0.25),
+}
 
 
-def _naive(
-    g: float, owed: float, u: float, scale: float, momentum: float | None, nesterov: bool
-) -> tuple[float, float]:
-    """One entry: what x becomes and what the velocity becomes."""
-    g = scale * g
-    if momentum is None:
-        return g + owed, u
-    if nesterov:
-        u = momentum * (u + g)
-        return (g + u) + owed, u
-    u = momentum * u + g
-    return u + owed, u
+def _naive(g: float, owed: float, u: float, flow: Inflow) -> tuple[float, float, float]:
+    """One entry: what x becomes, what the velocity becomes, and what the step adds."""
+    g = float(flow.gain) * g
+    u = flow.momentum * u + g
+    added = flow.unit * (g + flow.momentum * u if flow.nesterov else u)
+    return added + owed, u, added
 
 
 def _spread(home_flat: torch.Tensor, layout: Segments) -> torch.Tensor:
@@ -38,101 +40,136 @@ def _spread(home_flat: torch.Tensor, layout: Segments) -> torch.Tensor:
     return torch.cat([torch.empty(0, dtype=home_flat.dtype), *pieces])
 
 
+def _flow(x: torch.Tensor, owed: torch.Tensor | None = None, sizes: list[int] | None = None, **flow):
+    """One pass with the same inflow for every segment, at home in the order of the vector."""
+    layout = segments_of(sizes or [x.numel()])
+    return kernels.accumulate_(x, [Inflow(**flow)] * len(layout), layout, layout, owed=owed)
+
+
 @pytest.mark.parametrize(("momentum", "nesterov"), MODES)
 @pytest.mark.parametrize("names", [["a", "b", "empty", "c"], ["c", "a"], ["b", "empty"], ["empty"]], ids=str)
 @settings(max_examples=10)
-@given(seed=st.integers(0, 50))
-def test_it_is_the_formula_entry_by_entry_in_any_layout(momentum, nesterov, names, seed):
+@given(seed=st.integers(0, 50), owes=st.booleans())
+def test_it_is_the_formula_entry_by_entry_in_any_layout(momentum, nesterov, names, seed, owes):
     layout = Segments.of(names, [HOME[n].size for n in names])
+    flows = {n: replace(FLOWS[n], momentum=momentum or 0.0, nesterov=nesterov) for n in names}
     grads, owed, velocity = (normal(HOME.numel, 3 * seed + i, torch.float64) for i in range(3))
-    scales = {"a": 0.5, "b": -3.0, "empty": 7.0, "c": 0.1}
-    x, u, before = _spread(grads, layout), velocity.clone(), owed.clone()
-    kernels.accumulate_(
+    x, before = _spread(grads, layout), (owed.clone(), velocity.clone())
+    done = kernels.accumulate_(
         x,
-        owed,
-        [scales[n] for n in names],
+        list(flows.values()),
         layout,
         HOME,
-        velocity=None if momentum is None else u,
-        momentum=momentum or 0.0,
-        nesterov=nesterov,
+        owed=owed if owes else None,
+        velocity=None if momentum is None else velocity,
     )
-    expected_x, expected_u = torch.zeros(HOME.numel, dtype=torch.float64), velocity.clone()
+    expected_x, expected_u, added = (torch.zeros(HOME.numel, dtype=torch.float64) for _ in range(3))
     for name in names:
         for i in range(HOME[name].offset, HOME[name].offset + HOME[name].size):
-            entry = (float(grads[i]), float(owed[i]), float(velocity[i]))
-            expected_x[i], expected_u[i] = _naive(*entry, scales[name], momentum, nesterov)
-    assert same_bits(x, _spread(expected_x, layout))
-    assert same_bits(u, expected_u)
-    assert same_bits(owed, before)
+            entry = (float(grads[i]), float(owed[i]) if owes else 0.0, float(velocity[i]))
+            expected_x[i], expected_u[i], added[i] = _naive(*entry, flows[name])
+    torch.testing.assert_close(x, _spread(expected_x, layout), rtol=1e-14, atol=1e-14)
+    norms = [float(torch.linalg.vector_norm(view)) for view in layout.views(_spread(added, layout))]
+    largest = [float(view.abs().max()) if view.numel() else 0.0 for view in layout.views(x)]
+    assert done.norms.tolist() == pytest.approx(norms, rel=1e-12)
+    assert done.largest.tolist() == largest
+    if momentum is None:
+        assert done.velocity is None
+    else:
+        torch.testing.assert_close(done.velocity, _spread(expected_u, layout), rtol=1e-14, atol=1e-14)
+    assert same_bits(owed, before[0])
+    assert same_bits(velocity, before[1])
 
 
-def test_momentum_over_steps_is_sgd_with_momentum():
-    layout, owed = segments_of([6]), torch.zeros(6, dtype=torch.float64)
-    grads = [dyadic(6, seed) for seed in range(5)]
-    for nesterov in (False, True):
-        parameter = torch.nn.Parameter(torch.zeros(6, dtype=torch.float64))
-        optimizer = torch.optim.SGD([parameter], lr=1.0, momentum=0.5, nesterov=nesterov)
-        total, u = torch.zeros(6, dtype=torch.float64), torch.zeros(6, dtype=torch.float64)
-        for grad in grads:
-            parameter.grad = grad.clone()
-            optimizer.step()
-            x = grad.clone()
-            kernels.accumulate_(x, owed, [1.0], layout, layout, velocity=u, momentum=0.5, nesterov=nesterov)
-            total += x
-        torch.testing.assert_close(total, -parameter.detach(), rtol=1e-12, atol=0)
+def test_without_momentum_a_velocity_is_the_gradient():
+    layout, x = segments_of([6]), normal(6, 1)
+    done = kernels.accumulate_(x, [Inflow()], layout, layout, owed=None, velocity=normal(6, 2))
+    assert same_bits(done.velocity, normal(6, 1))
+    assert same_bits(x, normal(6, 1))
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum_over_steps_is_sgd_with_momentum(nesterov):
+    layout, flow = segments_of([6]), Inflow(momentum=0.5, nesterov=nesterov)
+    parameter = torch.nn.Parameter(torch.zeros(6, dtype=torch.float64))
+    optimizer = torch.optim.SGD([parameter], lr=1.0, momentum=0.5, nesterov=nesterov)
+    total, u = torch.zeros(6, dtype=torch.float64), torch.zeros(6, dtype=torch.float64)
+    for seed in range(5):
+        x = dyadic(6, seed)
+        parameter.grad = x.clone()
+        optimizer.step()
+        u = kernels.accumulate_(x, [flow], layout, layout, owed=None, velocity=u).velocity
+        total += x
+        assert torch.equal(u, optimizer.state[parameter]["momentum_buffer"])
+    torch.testing.assert_close(total, -parameter.detach(), rtol=1e-12, atol=0)
 
 
 @given(st.lists(st.integers(0, 70), min_size=1, max_size=3), st.data())
 def test_a_number_that_is_not_finite_is_seen_wherever_it_stands(sizes, data):
     layout, numel = segments_of(sizes), sum(sizes)
-    x, owed = normal(numel, 1), torch.zeros(numel)
+    x = normal(numel, 1)
     bad = data.draw(st.integers(0, numel - 1)) if numel else None
     if bad is not None:
         x[bad] = data.draw(st.sampled_from([math.nan, math.inf, -math.inf]))
-    sums = kernels.accumulate_(x, owed, [1.0] * len(sizes), layout, layout)
-    assert sums.finite() is (bad is None)
-    seen = torch.isfinite(sums.largest).tolist()
+    done = _flow(x, torch.zeros(numel), sizes)
+    assert bool(done.finite()) is (bad is None)
+    seen = torch.isfinite(done.largest).tolist()
     assert seen == [bad is None or not s.offset <= bad < s.offset + s.size for s in layout]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_bad_number_is_seen_under_a_scale_of_zero(value):
-    layout = segments_of([3])
-    assert not kernels.accumulate_(torch.tensor([1.0, value, 2.0]), torch.zeros(3), [0.0], layout, layout).finite()
+@pytest.mark.parametrize("flow", [{"gain": 0.0}, {"gain": torch.tensor(0.0)}, {"unit": 0.0}], ids=str)
+def test_a_bad_number_is_seen_under_a_factor_of_zero(value, flow):
+    assert not _flow(torch.tensor([1.0, value, 2.0]), torch.zeros(3), **flow).finite()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_the_largest_finite_numbers_are_finite(dtype):
-    layout, largest = segments_of([4]), torch.finfo(dtype).max
-    x = torch.tensor([largest, -largest, 0.0, largest], dtype=dtype)
-    assert kernels.accumulate_(x, torch.zeros(4, dtype=dtype), [1.0], layout, layout).finite()
+def test_large_numbers_are_finite_until_their_norm_overflows(dtype):
+    """The norm becomes a deviation that is blended into later ones: an infinity would stay in it for ever."""
+    root = math.sqrt(torch.finfo(dtype).max)
+    x = torch.tensor([root / 4, -root / 4, 0.0, root / 4], dtype=dtype)
+    assert _flow(x, torch.full((4,), root, dtype=dtype)).finite()
+    x = torch.full((4,), torch.finfo(dtype).max, dtype=dtype)
+    done = _flow(x, torch.zeros(4, dtype=dtype))
+    assert bool(torch.isfinite(done.largest).all())
+    assert not done.finite()
 
 
-def test_squares_are_of_the_gradient_before_scaling_and_the_largest_is_of_what_is_owed_after():
-    layout = segments_of([2, 0, 3])
+def test_one_segment_whose_norm_overflows_is_enough():
+    x = torch.tensor([1.0, 3e38, 3e38, 1.0])
+    done = _flow(x, torch.zeros(4), [1, 2, 1])
+    assert torch.isfinite(done.norms).tolist() == [True, False, True]
+    assert not done.finite()
+
+
+def test_norms_are_of_what_a_step_adds_and_the_largest_is_of_what_is_then_owed():
     x = torch.tensor([3.0, -4.0, 1.0, 2.0, -2.0])
-    sums = kernels.accumulate_(x, torch.ones(5), [10.0, 10.0, 10.0], layout, layout)
-    torch.testing.assert_close(sums.squares, torch.tensor([25.0, 0.0, 9.0]))
-    assert sums.largest.tolist() == [39.0, 0.0, 21.0]
+    done = _flow(x, torch.ones(5), [2, 0, 3], gain=0.5, unit=20.0)
+    assert done.norms.tolist() == pytest.approx([50.0, 0.0, 30.0])
+    assert done.largest.tolist() == [39.0, 0.0, 21.0]
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_a_sum_that_overflows_is_seen(nesterov):
     layout, large = segments_of([3]), torch.tensor([0.0, 3e38, 0.0])
-    assert not kernels.accumulate_(large.clone(), large, [1.0], layout, layout).finite()
-    assert not kernels.accumulate_(large.clone(), torch.zeros(3), [2.0], layout, layout).finite()
-    sums = kernels.accumulate_(
-        large.clone(),
-        torch.zeros(3),
-        [1.0],
-        layout,
-        layout,
-        velocity=large.clone(),
-        momentum=1.0,
-        nesterov=nesterov,
-    )
-    assert not sums.finite()
+    assert not _flow(large.clone(), large).finite()
+    assert not _flow(large.clone(), torch.zeros(3), unit=2.0).finite()
+    flow = Inflow(momentum=1.0, nesterov=nesterov)
+    done = kernels.accumulate_(large.clone(), [flow], layout, layout, owed=None, velocity=large)
+    assert not done.finite()
+
+
+@given(st.lists(st.integers(0, 9), max_size=4))
+def test_segment_norms_and_what_is_known_of_a_vector(sizes):
+    x, layout = normal(sum(sizes), 3, torch.float64), segments_of(sizes)
+    norms = [math.sqrt(sum(v * v for v in view.tolist())) for view in layout.views(x)]
+    assert kernels.segment_norms(x, layout).tolist() == pytest.approx(norms)
+    fresh = kernels.fresh_of(x, layout)
+    roots = [math.sqrt(max(1, size)) for size in sizes]
+    assert fresh.deviation.tolist() == pytest.approx([n / r for n, r in zip(norms, roots, strict=True)])
+    assert fresh.largest.tolist() == [max((abs(v) for v in view.tolist()), default=0.0) for view in layout.views(x)]
+    assert not fresh.running.any()
+    assert (fresh.running.shape, float(fresh.overall), fresh.before) == (fresh.deviation.shape, 0.0, None)
 
 
 @given(st.integers(0, 70), st.data())

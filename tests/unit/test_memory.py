@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from contracts.vectors import normal
 from laconic.memory import Memory
-from laconic.types import Segments
+from laconic.segments import Segments
 
 MODEL = Segments.of(["a", "b", "c", "empty"], [4, 2, 3, 0])
 
 
-def _memory(**options) -> Memory:
-    return Memory(MODEL, **{"dtype": torch.float32, "device": torch.device("cpu"), **options})
+def _memory(**kinds: torch.dtype) -> Memory:
+    return Memory(MODEL, kinds=kinds or {"owed": torch.float32}, device=torch.device("cpu"))
 
 
 def _layout(names: list[str]) -> Segments:
@@ -69,12 +69,21 @@ def test_a_saved_state_is_a_copy_and_comes_back():
 
 
 def test_kinds_are_vectors_of_their_own():
-    memory = _memory(kinds=("owed", "velocity"))
+    memory = _memory(owed=torch.float32, velocity=torch.float64, sent_at=torch.int32)
     memory.write("velocity", MODEL, torch.ones(MODEL.numel))
     assert not memory["owed"].any()
     assert memory.read("velocity", _layout(["c"])).tolist() == [1.0, 1.0, 1.0]
-    assert set(memory.state_dict()) == {"owed", "velocity"}
-    assert _memory(kinds=()).state_dict() == {}
+    assert set(memory.state_dict()) == {"owed", "velocity", "sent_at"}
+    assert [memory[kind].dtype for kind in memory.state_dict()] == [torch.float32, torch.float64, torch.int32]
+
+
+def test_a_kind_that_is_not_kept_is_none():
+    nothing = Memory(MODEL, kinds={}, device=torch.device("cpu"))
+    assert nothing.state_dict() == {}
+    assert nothing.get("owed") is None
+    memory = _filled()
+    assert memory.get("owed") is memory["owed"]
+    assert memory.get("velocity") is None
 
 
 def _without(state: dict, name: str) -> dict:
@@ -101,6 +110,33 @@ def test_a_state_that_does_not_fit_is_refused_and_nothing_is_taken(spoil, says):
     with pytest.raises(ValueError, match=says):
         memory.load_state_dict(spoil(other.state_dict()))
     assert torch.equal(memory["owed"], before)
+
+
+def test_a_kind_with_a_start_may_be_missing_or_be_there_without_need():
+    saved = _filled().state_dict()
+    aged = _memory(owed=torch.float32, sent_at=torch.int32)
+    aged.load_state_dict(saved, start={"sent_at": 7})
+    assert torch.equal(aged["owed"], _filled()["owed"])
+    assert aged["sent_at"].tolist() == [7] * MODEL.numel
+    aged["sent_at"].copy_(torch.arange(MODEL.numel))
+    again, plain = _memory(owed=torch.float32, sent_at=torch.int32), _memory()
+    again.load_state_dict(aged.state_dict(), start={"sent_at": 7})
+    assert again["sent_at"].tolist() == list(range(MODEL.numel))
+    plain.load_state_dict(aged.state_dict(), start={"sent_at": 7})
+    assert torch.equal(plain["owed"], _filled()["owed"])
+
+
+def test_a_start_is_for_its_own_kind_alone():
+    aged = _memory(owed=torch.float32, sent_at=torch.int32)
+    aged["sent_at"].fill_(3)
+    with pytest.raises(ValueError, match=r"kinds of memory: missing \['owed'\]"):
+        aged.load_state_dict({}, start={"sent_at": 7})
+    with pytest.raises(ValueError, match=r"kinds of memory: missing \['sent_at'\]"):
+        aged.load_state_dict(_filled().state_dict())
+    short = {"owed": _filled().state_dict()["owed"], "sent_at": {"a": torch.ones(4)}}
+    with pytest.raises(ValueError, match=r"parameters in 'sent_at': missing"):
+        aged.load_state_dict(short, start={"sent_at": 7})
+    assert (aged["sent_at"].tolist(), aged["owed"].any().item()) == ([3] * MODEL.numel, False)
 
 
 @pytest.mark.parametrize("foreign", [None, 3, [torch.ones(2)]])

@@ -9,7 +9,8 @@ import pytest
 import laconic
 from laconic.compressors import Dense, TopK
 from laconic.exchanges import GatherMean, ReduceMean
-from laconic.methods import METHODS, Method, by_name
+from laconic.method import Method
+from laconic.methods import METHODS, by_name
 from laconic.tuners import Constant, Warmup
 
 

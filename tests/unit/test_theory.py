@@ -10,14 +10,15 @@ import torch
 from contracts.vectors import segments_of
 from laconic.compressors import Dense, RandomK, TopK
 from laconic.memory import Memory
+from laconic.segments import Segments
 from laconic.theory import Probe, _gamma, _ratio, _square
-from laconic.types import Segments
 
 MODEL = segments_of([1, 2, 1])
 
 
 def _probe(every: int) -> Probe:
-    return Probe(every=every, drift=Memory(MODEL, dtype=torch.float32, device=torch.device("cpu"), kinds=["drift"]))
+    drift = Memory(MODEL, kinds={"drift": torch.float32}, device=torch.device("cpu"))
+    return Probe(every=every, drift=drift)
 
 
 def _settled(probe: Probe, step: int, *, finite: bool) -> None:

@@ -1,63 +1,23 @@
-"""Segments: where each parameter lies."""
+"""Plans and payloads: what follows from what they hold."""
 
 from __future__ import annotations
 
-import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from contracts.vectors import segments_of
-from laconic.types import Payload, Segment, Segments, accumulation_dtype
-
-
-@given(st.lists(st.integers(0, 9), max_size=6))
-def test_segments_lie_one_behind_the_other(sizes):
-    segments = segments_of(sizes)
-    flat = torch.arange(segments.numel)
-    assert segments.numel == sum(sizes)
-    assert [v.numel() for v in segments.views(flat)] == sizes
-    assert torch.cat([torch.empty(0, dtype=torch.int64), *segments.views(flat)]).tolist() == flat.tolist()
-    assert [segments[name].size for name in segments.names] == sizes
-    assert len(segments) == len(list(segments)) == len(sizes)
-
-
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=6))
-def test_merged_segments_are_one_over_the_same_entries(sizes):
-    merged = segments_of(sizes).merged()
-    assert [(s.offset, s.size) for s in merged] == [(0, sum(sizes))]
-
-
-def test_views_share_memory():
-    flat = torch.zeros(5)
-    segments_of([2, 3]).views(flat)[1].fill_(1.0)
-    assert flat.tolist() == [0.0, 0.0, 1.0, 1.0, 1.0]
-
-
-def test_equal_segments_are_the_same_key():
-    assert {segments_of([2, 3]): 1}[segments_of([2, 3])] == 1
-    assert segments_of([2, 3]) != segments_of([3, 2])
-
-
-def test_a_label_names_first_last_and_count():
-    assert segments_of([1]).label() == "p0"
-    assert segments_of([1, 2, 3]).label() == "p0 .. p2 (3 parameters)"
-
-
-def test_names_and_sizes_must_pair_up():
-    with pytest.raises(ValueError, match="zip"):
-        Segments.of(["a", "b"], [1])
-
-
-def test_an_unknown_name_is_a_key_error():
-    assert segments_of([4])["p0"] == Segment(name="p0", offset=0, size=4)
-    with pytest.raises(KeyError):
-        segments_of([4])["p1"]
+from laconic.types import Payload, Plan, accumulation_dtype
 
 
 def test_a_payload_counts_known_and_chosen_entries():
-    payload = Payload(known=torch.ones(2), positions=torch.tensor([5]), values=torch.ones(1), wanted=9)
+    chosen = torch.tensor([5])
+    payload = Payload(known=torch.ones(2), positions=chosen, values=torch.ones(1), wanted=torch.tensor([9]))
     assert payload.count == 3
+
+
+def test_the_capacity_of_a_plan_is_the_sum_of_its_rooms():
+    plan = Plan(known=slice(0, 0), known_count=0, choosing=segments_of([4, 9]), rooms=(3, 4))
+    assert plan.capacity == 7
+    assert Plan(known=slice(0, 2), known_count=2).capacity == 0
 
 
 def test_memory_has_float64_only_where_a_parameter_has():

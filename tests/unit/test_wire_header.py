@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import replace
 
@@ -10,22 +11,48 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contracts.vectors import segments_of
 from laconic.errors import GroupError, WireError
+from laconic.types import Plan
 from laconic.wire import HEADER_BYTES, Header, read_headers
+from laconic.wire.header import Received
 
-OWN = Header(fingerprint=11, step=22, count=3, wanted=4, finite=True, rates=33, value_bytes=4)
+CPU = torch.device("cpu")
 CAPACITY = 10
+OWN = Header(fingerprint=11, step=22, count=3, wanted=4, finite=True, rates=33, value_bytes=4)
+PLAN = Plan(known=slice(0, 0), known_count=0, choosing=segments_of([20, 30]), rooms=(4, 6))
+COUNTED = replace(PLAN, counted=True)
 
 
-def _rows(*headers: Header | list[int]) -> torch.Tensor:
-    words = [h.words() if isinstance(h, Header) else h for h in headers]
-    return torch.tensor(words, dtype=torch.int64).view(torch.uint8)
+def _words(header: Header) -> list[int]:
+    return header.words(CPU).tolist()
+
+
+def _read(own: Header, *rows: Header | list[int]) -> list[Received]:
+    words = [_words(row) if isinstance(row, Header) else row for row in rows]
+    table = torch.tensor(words, dtype=torch.int64).view(torch.uint8)
+    return read_headers(table, own, PLAN, torch.empty(len(rows), 0, dtype=torch.int32))
+
+
+def _read_counted(header: Header, *counts: int) -> Received:
+    row = header.words(CPU).view(torch.uint8).unsqueeze(0)
+    return read_headers(row, OWN, COUNTED, torch.tensor([counts], dtype=torch.int32))[0]
 
 
 def _changed(word: int, value: int) -> list[int]:
-    words = OWN.words()
+    words = _words(OWN)
     words[word] = value
     return words
+
+
+def _same(seen: Received, header: Header) -> bool:
+    same = (seen.count, seen.wanted, seen.finite, seen.alarmed) == (
+        header.count,
+        header.wanted,
+        header.finite,
+        header.alarmed,
+    )
+    return same and struct.pack("<d", seen.loss) == struct.pack("<d", header.loss)
 
 
 @given(
@@ -38,23 +65,74 @@ def _changed(word: int, value: int) -> list[int]:
         finite=st.booleans(),
         rates=st.integers(0, 2**32 - 1),
         value_bytes=st.sampled_from([2, 4, 8]),
+        loss=st.floats(),
+        alarmed=st.booleans(),
     )
 )
 def test_what_is_written_is_read(header):
-    assert read_headers(_rows(header, header), header, capacity=CAPACITY) == [header, header]
+    read = _read(header, header, header)
+    assert len(read) == 2
+    assert all(_same(seen, header) and seen.counts == () for seen in read)
 
 
 def test_the_words_stand_where_the_format_says():
-    words = replace(OWN, finite=False).words()
+    words = _words(replace(OWN, finite=False, alarmed=True, loss=2.5))
     assert len(words) * 8 == HEADER_BYTES
-    assert struct.pack("<q", words[0]) == b"laconic\x01"
-    assert words[1:] == [11, 22, 3, 4, 1, 33, 4]
+    assert struct.pack("<q", words[0]) == b"laconic\x02"
+    assert words[1:5] == [11, 22, 3, 4]
+    assert words[5] == 1 | 2 | 4 << 8
+    assert words[6] == 33
+    assert struct.pack("<q", words[7]) == struct.pack("<d", 2.5)
 
 
-@given(st.lists(st.tuples(st.integers(0, CAPACITY), st.booleans()), min_size=1, max_size=5))
-def test_each_rank_has_its_own_count_and_flag(ranks):
-    headers = [replace(OWN, count=count, wanted=count + 7, finite=finite) for count, finite in ranks]
-    assert read_headers(_rows(*headers), OWN, capacity=CAPACITY) == headers
+def test_counts_and_flag_may_still_lie_on_a_device():
+    lazy = replace(OWN, count=torch.tensor(3), wanted=torch.tensor(4), finite=torch.tensor(False))
+    assert _words(lazy) == _words(replace(OWN, finite=False))
+
+
+@given(st.lists(st.tuples(st.integers(0, CAPACITY), st.booleans(), st.booleans()), min_size=1, max_size=5))
+def test_each_rank_has_its_own_count_and_flags(ranks):
+    headers = [
+        replace(OWN, count=count, wanted=count + 7, finite=finite, alarmed=alarmed, loss=float(count))
+        for count, finite, alarmed in ranks
+    ]
+    assert all(_same(seen, header) for seen, header in zip(_read(OWN, *headers), headers, strict=True))
+
+
+def test_a_loss_that_was_not_told_is_not_a_number():
+    assert math.isnan(_read(OWN, OWN)[0].loss)
+    assert _read(OWN, replace(OWN, loss=math.inf))[0].loss == math.inf
+
+
+@given(st.integers(0, 20), st.integers(0, 30))
+def test_counts_that_follow_say_how_many_were_sent(a, b):
+    header = replace(OWN, count=min(a, 4) + min(b, 6), wanted=a + b)
+    seen = _read_counted(header, a, b)
+    assert (seen.counts, seen.count, seen.wanted) == ((a, b), min(a, 4) + min(b, 6), a + b)
+
+
+@pytest.mark.parametrize(
+    ("count", "wanted", "counts"),
+    [
+        (3, 4, (4, 0)),
+        (5, 9, (4, 0)),
+        (4, 9, (9, -1)),
+        (3, 4, (-1, 4)),
+        (10, 99, (4, 5)),
+        (0, 0, (1, 0)),
+        # As many sent as fit, and yet another number wanted than was counted.
+        (4, 5, (4, 0)),
+        (10, 10, (4, 7)),
+        (5, 2**62, (4, 1)),
+    ],
+    ids=str,
+)
+def test_counts_that_do_not_add_up_to_what_was_sent_are_refused(count, wanted, counts):
+    bad = replace(OWN, count=count, wanted=wanted)
+    with pytest.raises(
+        WireError, match=rf"rank 0 says it sends {count} of {wanted} .*the agreed rooms are \[4, 6\]"
+    ):
+        _read_counted(bad, *counts)
 
 
 @pytest.mark.parametrize(
@@ -72,29 +150,29 @@ def test_a_rank_that_differs_is_named_with_both_values_and_what_to_do(field, the
     headers[rank] = replace(OWN, **{field: theirs})
     ours = getattr(OWN, field)
     with pytest.raises(GroupError, match=rf"rank {rank} is at {field} {theirs} .*{field} {ours}\. .*{remedy}"):
-        read_headers(_rows(*headers), OWN, capacity=CAPACITY)
+        _read(OWN, *headers)
 
 
 @pytest.mark.parametrize(
     ("count", "wanted"), [(CAPACITY + 1, 99), (-1, 5), (4, 3), (0, -1), (2**63 - 1, 2**63 - 1), (-(2**63), 0)]
 )
-def test_an_impossible_count_is_refused_with_rank_count_and_capacity(count, wanted):
-    bad = OWN.words()
+def test_an_impossible_count_is_refused_with_rank_count_and_rooms(count, wanted):
+    bad = _words(OWN)
     bad[3:5] = [count, wanted]
-    with pytest.raises(WireError, match=f"rank 1 says it sends {count} of {wanted} .*capacity is {CAPACITY}"):
-        read_headers(_rows(OWN, bad), OWN, capacity=CAPACITY)
+    with pytest.raises(WireError, match=rf"rank 1 says it sends {count} of {wanted} .*rooms are \[4, 6\]"):
+        _read(OWN, OWN, bad)
 
 
-@pytest.mark.parametrize("magic", [0, -1, int.from_bytes(b"laconic\x02", "little")])
+@pytest.mark.parametrize("magic", [0, -1, int.from_bytes(b"laconic\x01", "little")])
 def test_bytes_that_are_no_message_of_this_version_are_refused(magic):
     with pytest.raises(
-        WireError, match=rf"rank 1 sent .*not a laconic message of version 1 .*{magic:#x}, expected"
+        WireError, match=rf"rank 1 sent .*not a laconic message of version 2 .*{magic:#x}, expected"
     ):
-        read_headers(_rows(OWN, _changed(0, magic)), OWN, capacity=CAPACITY)
+        _read(OWN, OWN, _changed(0, magic))
 
 
 def test_a_fingerprint_is_looked_at_before_the_count():
     """Counts of another method mean nothing: the ranks must be told that the methods differ."""
     other = replace(OWN, fingerprint=5, count=CAPACITY + 50, wanted=CAPACITY + 50)
     with pytest.raises(GroupError, match="fingerprint 5"):
-        read_headers(_rows(OWN, other), OWN, capacity=CAPACITY)
+        _read(OWN, OWN, other)
