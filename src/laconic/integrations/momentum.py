@@ -78,10 +78,13 @@ class MovedMomentum:
         buffers = {}
         for group in self._groups:
             for p in group["params"]:
-                buffer = (
-                    self._optimizer.state[p].pop("momentum_buffer", None) if p in self._optimizer.state else None
-                )
-                if buffer is not None and id(p) in self._names:
+                kept = dict(self._optimizer.state[p]) if p in self._optimizer.state else {}
+                buffer = kept.pop("momentum_buffer", None)
+                if buffer is None:
+                    continue
+                # A new dict: a state dict that the user still holds keeps its buffers.
+                self._optimizer.state[p] = kept
+                if id(p) in self._names:
                     buffers[self._names[id(p)]] = buffer
         self._deliver(buffers)
 
