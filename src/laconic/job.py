@@ -96,21 +96,27 @@ class Job:
             memory.write("sent_at", self.segments, ages)
 
     def chosen(self, rank: int) -> Tensor:
-        """The positions in x that this rank chose and sent."""
+        """The positions in x that this rank sent, but for parameters that every rank sends whole."""
         assert self.mean is not None
         own, rooms = self.mean.own, self.mean.rooms
-        if own is None:
-            return torch.empty(0, dtype=torch.int64, device=self.x.device)
+        if own is None or self._drawn():
+            return torch.nonzero(self.mean.values).flatten()
         taken = [min(counts[rank], rooms[name]) for name, counts in self.mean.counts.items()]
         count = sum(taken) if self.mean.counts else own.positions.numel()
         # A zero that was chosen for want of anything else (a parameter that is held) was not sent.
         return own.positions[:count][own.values[:count] != 0]
 
+    def _drawn(self) -> bool:
+        """Whether every rank sent the same part of the entries, drawn by all."""
+        assert self.mean is not None
+        own = self.mean.own
+        return own is not None and not self.mean.rooms and own.known.numel() < self.segments.numel
+
     def _whole(self) -> list[Segment]:
         """The segments of which every rank sent every entry."""
         assert self.mean is not None
         merged = not set(self.mean.rooms) <= set(self.segments.names)
-        if self.mean.own is None or merged:
+        if self.mean.own is None or merged or self._drawn():
             return []
         held = {segment.name for segment, _ in self.held}
         return [s for s in self.segments if s.name not in self.mean.rooms and s.name not in held]

@@ -106,14 +106,15 @@ class Ledger:
     def _share(self, segments: Segments, mean: Mean, world_size: int) -> None:
         """Note what share of each parameter was sent; where that is not known apart, the share of all."""
         overall = mean.sent / (max(1, segments.numel) * world_size)
+        # Beside what was chosen from, the rest went whole; without a choice all went alike.
+        rest = 1.0 if mean.rooms and set(mean.rooms) <= set(self._row) else overall
         for segment in segments:
             room = mean.rooms.get(segment.name)
+            share = rest if segment.size else 0.0
             if room is not None and segment.size:
                 counts = mean.counts.get(segment.name, (room,) * world_size)
-                self.shares[segment.name] = sum(min(n, room) for n in counts) / (segment.size * world_size)
-            else:
-                whole = mean.own is not None and mean.rooms and set(mean.rooms) <= set(self._row)
-                self.shares[segment.name] = 1.0 if whole else overall
+                share = sum(min(n, room) for n in counts) / (segment.size * world_size)
+            self.shares[segment.name] = share
 
     def state_dict(self) -> dict[str, Any]:
         """Return what must outlive a restart, as plain containers of numbers."""

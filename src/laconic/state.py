@@ -59,8 +59,8 @@ class State:
                 f"measure_every looks at the theory of TopK-SGD, and {method.name} keeps no memory or has no fixed "
                 f"share: nothing to measure. Leave it at 0."
             )
-        if track_age and (method.memory == "none" or not method.compressor.ranks_choose):
-            raise ValueError(f"track_age: with {method.name} no entry waits to be chosen. Leave it out.")
+        if track_age and method.memory == "none":
+            raise ValueError(f"track_age: {method.name} keeps no memory, so nothing waits. Leave it out.")
         kinds = {} if method.memory == "none" else {"owed": dtype}
         if velocity:
             kinds["velocity"] = dtype

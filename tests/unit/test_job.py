@@ -36,6 +36,7 @@ def _chosen(*positions: int, counts: dict[str, tuple[int, ...]] | None = None, *
     """A mean to which this rank sent the positions."""
     at, values = torch.tensor(positions, dtype=torch.int64), torch.ones(len(positions))
     own = Payload(known=values[:0], positions=at, values=values, wanted=torch.tensor([len(positions)]))
+    rooms = rooms or {segment.name: segment.size for segment in MODEL}
     return replace(_mean(torch.zeros(5)), own=own, counts=counts or {}, rooms=rooms)
 
 
@@ -188,3 +189,15 @@ def test_poison_is_seen_by_every_caller():
     parts = [Part(g, Segments((s,)), Segments((s,)), Future()) for g, s in zip(grads, MODEL, strict=True)]
     Job(torch.zeros(5), MODEL, parts=parts).poison()
     assert all(math.isnan(v) for g in grads for v in g.tolist())
+
+
+def test_entries_that_all_ranks_drew_are_sent_and_no_parameter_is_whole():
+    x = torch.zeros(5)
+    job = Job(x, MODEL, parts=[Part(x, MODEL, MODEL, Future())])
+    drawn = torch.tensor([0.0, 2.0, 0.0, 0.0, 3.0])
+    memory = _memory(sent_at=torch.int32)
+    for own in (None, Payload(known=drawn[1:3], positions=x[:0].long(), values=x[:0], wanted=x[:0].long())):
+        job.mean = replace(_mean(drawn), own=own)
+        memory["sent_at"].zero_()
+        _commit(job, memory, step=6)
+        assert memory["sent_at"].tolist() == [0, 7, 0, 0, 7]
