@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from sys import maxsize
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from laconic.arguments import check_share, check_whole
-from laconic.compressors.selection import counted_plan, kept, spread, take_beyond_
+from laconic.compressors.selection import density_plan, kept, spread, take_beyond_
 from laconic.segments import Segments
 from laconic.types import Fresh, Payload, Plan
 
@@ -48,13 +47,8 @@ class GaussianK:
 
     def plan(self, segments: Segments, *, step: int, rooms: Mapping[str, int]) -> Plan:
         """Say that small segments are sent whole, and what room the others have."""
-        return counted_plan(
-            segments,
-            step=step,
-            rooms=rooms,
-            whole_below=self.whole_below if self.density < 1 else maxsize,
-            first=lambda size: kept(size, self.density),
-        )
+        below, density = self.whole_below, self.density
+        return density_plan(segments, step=step, rooms=rooms, whole_below=below, density=density)
 
     def compress_(self, x: Tensor, segments: Segments, plan: Plan, fresh: Fresh) -> Payload:
         """Take what exceeds the threshold; leave in x exactly what was not taken."""

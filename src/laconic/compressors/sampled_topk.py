@@ -9,7 +9,6 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
-from sys import maxsize
 from typing import ClassVar
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.arguments import check_share, check_whole
-from laconic.compressors.selection import counted_plan, kept, take_known_
+from laconic.compressors.selection import density_plan, kept, take_known_
 from laconic.segments import Segment, Segments
 from laconic.types import Fresh, Payload, Plan
 
@@ -53,9 +52,8 @@ class SampledTopK:
 
     def plan(self, segments: Segments, *, step: int, rooms: Mapping[str, int]) -> Plan:  # noqa: ARG002
         """Say that small segments are sent whole, and that each other one sends its share at most."""
-        share = {s.name: kept(s.size, self.density) for s in segments}
-        below = self.whole_below if self.density < 1 else maxsize
-        return counted_plan(segments, step=step, rooms=share, whole_below=below, first=int)
+        below, density = self.whole_below, self.density
+        return density_plan(segments, step=step, rooms={}, whole_below=below, density=density)
 
     def compress_(self, x: Tensor, segments: Segments, plan: Plan, fresh: Fresh) -> Payload:  # noqa: ARG002
         """Take the entries that pass; leave in x exactly what was not taken."""

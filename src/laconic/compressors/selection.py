@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from sys import maxsize
 
 import torch
 from torch import Tensor
@@ -64,6 +65,14 @@ def counted_plan(
         counted=True,
         step=step,
     )
+
+
+def density_plan(
+    segments: Segments, *, step: int, rooms: Mapping[str, int], whole_below: int, density: float
+) -> Plan:
+    """Return the plan of a compressor that aims at a density: that share at first, and everything whole at 1."""
+    below = whole_below if density < 1 else maxsize
+    return counted_plan(segments, step=step, rooms=rooms, whole_below=below, first=lambda size: kept(size, density))
 
 
 def spread(view: Tensor) -> tuple[Tensor, Tensor]:
