@@ -7,6 +7,7 @@ would come in another order on each rank, and two exchanges of several rounds wo
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ class _Running:
     label: str
     reply: Reply
     work: dist.Work | None
+    lent: list[tuple[Tensor, int]]
 
 
 class ProcessGroupTransport:
@@ -50,7 +52,7 @@ class ProcessGroupTransport:
     def start(self, steps: Generator[Request, Reply, T], *, label: str) -> Future[T]:
         """Run the exchange to its first request and issue it."""
         future: Future[T] = Future(devices=[self._device] if self._device.type == "cuda" else None)
-        running = _Running(steps, future, label, torch.empty(0), None)
+        running = _Running(steps, future, label, torch.empty(0), None, [])
         self._advance(running, None)
         return running.future
 
@@ -64,6 +66,8 @@ class ProcessGroupTransport:
             except RuntimeError as error:
                 self._running.clear()
                 raise ExchangeError(self._lost(running.label, error)) from error
+            running.work = None  # it holds what was lent to it
+            _take_back(running.lent)
             self._advance(running, running.reply)
 
     def broadcast_(self, tensor: Tensor) -> None:
@@ -96,10 +100,12 @@ class ProcessGroupTransport:
             return
         self.wire_bytes += send.numel() * send.element_size()
         self.collectives += 1
+        running.lent = [(send, _holders(send))]
         if isinstance(request, AllGather):
             rows = torch.empty(self.world_size * send.numel(), dtype=send.dtype, device=send.device)
-            running.work = _all_gather(rows, send, group=self._group, async_op=True)
             running.reply = rows.view(self.world_size, -1)
+            running.lent.append((rows, _holders(rows)))
+            running.work = _all_gather(rows, send, group=self._group, async_op=True)
         else:
             running.work = dist.all_reduce(send, group=self._group, async_op=True)
             running.reply = send
@@ -109,3 +115,22 @@ class ProcessGroupTransport:
             f"rank {self.rank} of {self.world_size} waited in vain in {label}: {error} "
             f"A peer has died, stalled past the group's timeout, or left its loop; look at the other ranks' logs."
         )
+
+
+def _take_back(lent: list[tuple[Tensor, int]]) -> None:
+    """Wait until gloo's threads have dropped the tensors they were lent.
+
+    A collective is done a moment before its thread drops them, for which that thread wants Python's lock. If the
+    interpreter is ending by then, the thread is killed and the process with it (pytorch pull request 179291).
+    """
+    deadline = time.monotonic() + 1.0
+    for tensor, count in lent:
+        while tensor.device.type == "cpu" and _holders(tensor) > count and time.monotonic() < deadline:
+            time.sleep(0)
+    lent.clear()
+
+
+def _holders(tensor: Tensor) -> int:
+    """Return how many hold the tensor outside Python."""
+    count: int = tensor._use_count()  # type: ignore[attr-defined]
+    return count
