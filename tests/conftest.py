@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -8,6 +9,9 @@ from hypothesis import settings
 
 from pool import Pool
 
+# Without a GPU Triton's kernels run in its interpreter, which must be said before it is imported.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 # Tests share two cores with four ranks: more threads only make them wait for each other.
 torch.set_num_threads(1)
 settings.register_profile("laconic", deadline=None, max_examples=60, derandomize=True)

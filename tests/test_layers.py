@@ -15,18 +15,21 @@ ROWS = [
     {"segments", "errors", "stats", "arguments"},
     {"types"},
     {"kernels", "wire", "memory", "ledger", "clipping", "guard"},
-    {"compressors", "exchanges", "tuners", "handshake", "damping"},
+    {"compressors", "exchanges", "tuners", "handshake", "damping", "averaging"},
     {"method", "job", "theory", "transports"},
     {"methods", "intake", "state"},
     {"diagnosis"},
     {"reducer"},
     {"integrations", "local"},
-    {"lab", "plan", "sim", "cli"},
+    {"lab", "plan", "sim"},
+    {"cli"},
 ]
 ROW = {package: number for number, row in enumerate(ROWS) for package in row}
-# The public face is what users see: only the last row stands above it.
-ROW["laconic"] = len(ROWS) - 2
+# The public face is what users see: the laboratory and the command line stand above it.
+ROW["laconic"] = ROW["integrations"]
 # Transports talk, the reducer is handed a clock.
+# Compiled loops run on threads of their own, which a forked process must know that it lost.
+ALLOWED = {"kernels/cpu.py": {"os"}}
 PURE = set().union(*ROWS[:7]) - {"transports"}
 OUTSIDE = {"torch.distributed", "time", "random", "os", "pathlib", "io", "socket", "threading"}
 MOST_LINES = 300
@@ -71,7 +74,7 @@ def test_pure_modules_touch_no_group_no_clock_and_no_file(path):
         touched = [
             name for name in _imports(path.read_text()) for out in OUTSIDE if f"{name}.".startswith(f"{out}.")
         ]
-        assert touched == []
+        assert set(touched) <= ALLOWED.get(str(path.relative_to(ROOT)), set())
 
 
 @pytest.mark.parametrize("path", [*FILES, ROOT / "__init__.py"], ids=lambda p: str(p.relative_to(ROOT)))
@@ -81,7 +84,7 @@ def test_no_file_is_longer_than_can_be_read_at_once(path):
 
 def test_the_table_in_contributing_is_this_one():
     text = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text()
-    table = re.findall(r"^ ?(\d)((?:   ?\w+)+)", text, re.MULTILINE)
+    table = re.findall(r"^ ?(\d+)((?:   ?\w+)+)", text, re.MULTILINE)
     shown = {int(number): set(words.split()) for number, words in table}
     assert shown == {
         i: {name for name in row if (ROOT / name).exists() or _file(name)} for i, row in enumerate(ROWS)
@@ -93,12 +96,14 @@ def _file(name: str) -> bool:
 
 
 def test_no_row_could_be_left_out():
-    """A row is there because something in it imports from the row below."""
+    """A row is there because something in it imports from the row below; the laboratory imports the public face."""
     lowest: dict[str, set[str]] = {}
     for path in FILES:
         ours = [name.split(".") for name in _imports(path.read_text()) if name.startswith("laconic.")]
         lowest.setdefault(_package(path), set()).update(parts[1] for parts in ours if parts[1] in ROW)
-    for number, row in enumerate(ROWS[1:-1], start=1):
+    for number, row in enumerate(ROWS[1:], start=1):
+        if "lab" in row:
+            continue
         assert any(ROW[used] == number - 1 for name in row & set(lowest) for used in lowest[name] - {name}), row
 
 

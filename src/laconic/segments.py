@@ -46,6 +46,28 @@ class Segments:
     def __getitem__(self, name: str) -> Segment:
         return self._by_name[name]
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        # Layouts are looked up at every step, and are long.
+        return hash(self.items)
+
+    def among(self, names: tuple[str, ...]) -> Segments:
+        """Return the named ones, where they lie; the same object for the same names.
+
+        >>> Segments.of(["a", "b", "c"], [3, 2, 1]).among(("c", "a"))["c"].offset
+        5
+        """
+        if names not in self._chosen:
+            self._chosen[names] = Segments(tuple(self._by_name[name] for name in names))
+        return self._chosen[names]
+
+    @cached_property
+    def _chosen(self) -> dict[tuple[str, ...], Segments]:
+        return {}
+
     @cached_property
     def _by_name(self) -> dict[str, Segment]:
         return {s.name: s for s in self.items}

@@ -269,9 +269,9 @@ def test_no_segments_give_nothing(take):
 
 def test_a_count_or_threshold_for_each_segment_is_wanted():
     for wrong in ([1], [1, 1, 1]):
-        with pytest.raises(ValueError, match="zip"):
+        with pytest.raises(ValueError, match="counts were given for 2 segments"):
             kernels.take_top_(torch.ones(4), segments_of([2, 2]), wrong)
-        with pytest.raises(ValueError, match="zip"):
+        with pytest.raises(ValueError, match="thresholds were given for 2 segments"):
             kernels.take_above_(torch.ones(4), segments_of([2, 2]), _tensor([1.0] * len(wrong)), [4, 4])
-        with pytest.raises(ValueError, match="zip"):
+        with pytest.raises(ValueError, match="rooms were given for 2 segments"):
             kernels.take_above_(torch.ones(4), segments_of([2, 2]), _tensor([1.0, 1.0]), wrong)

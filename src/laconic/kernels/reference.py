@@ -17,15 +17,14 @@ from laconic.types import Fresh
 
 @dataclass(frozen=True, kw_only=True)
 class Accumulated:
-    """What one pass learns and proposes.
+    """What one pass learns, a number a segment.
 
-    ``norms`` are those of each segment's unit * step, what this step adds; ``largest`` is the largest
-    magnitude of what is then owed; ``velocity`` the new one, laid out as the gradient.
+    ``norms`` are those of unit * step, what this step adds; ``largest`` is the largest magnitude of what is
+    then owed, NaN if there is one.
     """
 
     norms: Tensor
     largest: Tensor
-    velocity: Tensor | None
 
     def finite(self) -> Tensor:
         """Whether all that is owed is finite: a gradient that is not, a sum or a norm that overflows shows here."""
@@ -34,21 +33,36 @@ class Accumulated:
 
 @dataclass(frozen=True, kw_only=True)
 class Inflow:
-    """How one segment's gradient enters: g = gain * x, the step is g, or with momentum m
+    """How gradients enter, a number a segment each, in the dtype of what is owed: g = gain * gradient, and
 
         velocity   u <- m u + g
         plain      step = u
         Nesterov   step = g + m u
 
-    and what is owed grows by unit * step. ``gain`` undoes a loss scale and clips, ``unit`` is the learning
-    rate where memory is in its units. This is ``torch.optim.SGD``'s velocity; DGC's u is m times it when
-    Nesterov's form is used.
+    with m the momentum; without a velocity the step is g. What is owed grows by unit * step. ``gain`` undoes a
+    loss scale and clips, ``unit`` is the learning rate where memory is in its units. This is
+    ``torch.optim.SGD``'s velocity; DGC's u is m times it when Nesterov's form is used. ``nesterov`` is 0 or 1.
     """
 
-    gain: Tensor | float = 1.0
-    unit: float = 1.0
-    momentum: float = 0.0
-    nesterov: bool = False
+    gain: Tensor
+    unit: Tensor
+    momentum: Tensor
+    nesterov: Tensor
+
+    @staticmethod
+    def plain(count: int, *, like: Tensor) -> Inflow:
+        """Return how gradients enter as they are."""
+        ones = torch.ones(count, dtype=like.dtype, device=like.device)
+        return Inflow(gain=ones, unit=ones, momentum=ones * 0, nesterov=ones * 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Where the same parameters lie, in the same order: in the gradient, in the vector x, and in memory."""
+
+    grad: Segments
+    x: Segments
+    home: Segments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,49 +77,46 @@ class Taken:
     wanted: Tensor
 
 
-def segment_norms(x: Tensor, segments: Segments) -> Tensor:
-    """Return each segment's norm."""
-    norms = [torch.linalg.vector_norm(view) if view.numel() else x.new_zeros(()) for view in segments.views(x)]
-    return torch.stack(norms) if norms else x.new_zeros(0)
+def segment_norms(x: Tensor, segments: Segments, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Return each segment's norm, summed up in ``dtype``."""
+    dtype = dtype or x.dtype
+    nothing = x.new_zeros((), dtype=dtype)
+    norms = [torch.linalg.vector_norm(v, dtype=dtype) if v.numel() else nothing for v in segments.views(x)]
+    return torch.stack(norms) if norms else x.new_zeros(0, dtype=dtype)
 
 
 def accumulate_(
     x: Tensor,
-    inflows: Sequence[Inflow],
-    segments: Segments,
-    home: Segments,
+    grad: Tensor,
+    inflow: Inflow,
+    places: Places,
     *,
     owed: Tensor | None,
     velocity: Tensor | None = None,
+    proposed: Tensor | None = None,
 ) -> Accumulated:
-    """Turn fresh gradients into what is owed: x becomes owed + unit * step; owed and velocity are left alone.
+    """Turn fresh gradients into what is owed: x = owed + unit * step. One pass.
 
-    ``segments`` says where a parameter lies in x, ``home`` where it lies in owed and velocity. These are not
-    written, so a step that turns out to be poisoned on another rank can still be dropped whole.
+    ``grad`` may be x itself, or have another dtype. ``owed`` and ``velocity`` are left alone, so a step that turns
+    out to be poisoned on another rank can still be dropped whole; the new velocity goes to ``proposed``, laid
+    out as x.
     """
-    norms, largest = x.new_zeros(len(segments)), x.new_zeros(len(segments))
-    proposed = None if velocity is None else torch.empty_like(x)
-    for i, (segment, flow) in enumerate(zip(segments, inflows, strict=True)):
-        if segment.size == 0:
+    norms, largest = x.new_zeros(len(places.x)), x.new_zeros(len(places.x))
+    for i, (source, here, at) in enumerate(zip(places.grad, places.x, places.home, strict=True)):
+        if here.size == 0:
             continue
-        here = slice(segment.offset, segment.offset + segment.size)
-        at = slice(home[segment.name].offset, home[segment.name].offset + segment.size)
-        g = x[here]
-        if isinstance(flow.gain, Tensor) or flow.gain != 1.0:
-            g.mul_(flow.gain)
+        step = grad[source.offset : source.offset + source.size].to(x.dtype) * inflow.gain[i]
+        home = slice(at.offset, at.offset + at.size)
         if velocity is not None and proposed is not None:
-            u = torch.mul(velocity[at], flow.momentum, out=proposed[here]).add_(g)
-            if flow.nesterov:
-                g.add_(u, alpha=flow.momentum)
-            else:
-                g.copy_(u)
-        if flow.unit != 1.0:
-            g.mul_(flow.unit)
-        norms[i] = torch.linalg.vector_norm(g)
-        if owed is not None:
-            g.add_(owed[at])
-        largest[i] = _largest(g)
-    return Accumulated(norms=norms, largest=largest, velocity=proposed)
+            u = velocity[home] * inflow.momentum[i] + step
+            proposed[here.offset : here.offset + here.size] = u
+            step = step + u * inflow.momentum[i] if inflow.nesterov[i] else u
+        step = step * inflow.unit[i]
+        norms[i] = torch.linalg.vector_norm(step)
+        view = x[here.offset : here.offset + here.size]
+        view.copy_(step if owed is None else step + owed[home])
+        largest[i] = _largest(view)
+    return Accumulated(norms=norms, largest=largest)
 
 
 def take_above_(
@@ -164,13 +175,22 @@ def take_top_(x: Tensor, segments: Segments, counts: Sequence[int]) -> Taken:
     return _taken_(x, positions, wanted)
 
 
-def add_payloads_(out: Tensor, positions: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Add each rank's values at its positions to out, rank after rank, so that every rank gets the same bits.
+def store_(x: Tensor, owed: Tensor, places: Places) -> None:
+    """Write what x holds to memory, and make x zero there."""
+    for here, at in zip(places.x.views(x), places.home.views(owed), strict=True):
+        at.copy_(here)
+        here.zero_()
+
+
+def add_payloads_(
+    out: Tensor, positions: Sequence[Tensor], values: Sequence[Tensor], *, scale: float = 1.0
+) -> None:
+    """Add each rank's values, times ``scale``, at its positions, rank after rank: every rank gets the same bits.
 
     Positions must be distinct within a rank; then the order of additions to an entry is the order of ranks.
     """
     for at, value in zip(positions, values, strict=True):
-        out.index_add_(0, at, value)
+        out.index_add_(0, at, value * scale)
 
 
 def fresh_of(x: Tensor, segments: Segments) -> Fresh:
@@ -210,7 +230,7 @@ def _counts(passed: Sequence[Tensor], device: torch.device) -> Tensor:
     return torch.stack([torch.count_nonzero(p) for p in passed]) if passed else nothing
 
 
-def _turned(size: int, turn: int) -> int:
+def turned(size: int, turn: int) -> int:
     """Where in a segment to begin: places that the golden ratio spreads evenly over successive turns."""
     return int(turn * 0.6180339887498949 % 1.0 * size)
 
@@ -225,7 +245,7 @@ def _take_passed_(
         at = torch.nonzero(mask).flatten()
         limit = min(room, most)
         if at.numel() > limit:
-            before = int(torch.searchsorted(at, _turned(segment.size, turn)))
+            before = int(torch.searchsorted(at, turned(segment.size, turn)))
             first = at[before:][:limit]
             at = torch.cat([at[: min(before, limit - first.numel())], first])
         found.append(at + segment.offset)
@@ -245,7 +265,7 @@ def _take_static_(
     room = sum(rooms)
     places, used = [torch.empty(0, dtype=torch.int64, device=x.device)], []
     for i, (segment, mask, most) in enumerate(zip(segments, passed, rooms, strict=True)):
-        begin, count = _turned(segment.size, turn), torch.arange(most, device=x.device)
+        begin, count = turned(segment.size, turn), torch.arange(most, device=x.device)
         taken = wanted[i].clamp(max=most)
         late = torch.minimum(torch.count_nonzero(mask[begin:]), taken)
         for part, start, share in ((mask[:begin], 0, taken - late), (mask[begin:], begin, late)):

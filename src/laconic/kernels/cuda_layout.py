@@ -1,0 +1,119 @@
+"""How work on a GPU is cut: a table of blocks that is made once a layout, and counters that are always zero."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+from math import gcd
+
+import torch
+from torch import Tensor
+
+from laconic.segments import Segments
+
+# Entries in a block, which never crosses a segment's border. Places in a block are stored in 16 bits.
+BLOCK = 4096
+# A sample of a segment takes runs of this many entries, and is about this large in all where the stride allows.
+RUN, _SAMPLE, _MOST_STRIDE = 64, 1 << 15, 64
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """A table of blocks on the device.
+
+    ``owner`` names each block's segment. The rows of ``table`` are one longer than there are segments: the first
+    block, the size, then the offset in each of the tensors that share the layout. ``align`` is what all offsets and
+    sizes are multiples of, 16 at most. ``samplers`` is the owner of each program that samples a segment,
+    ``sampling`` has the first one's number and the stride.
+    """
+
+    count: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    blocks: int
+    align: int
+    owner: Tensor
+    table: Tensor
+    samplers: Tensor
+    sampling: Tensor
+
+
+_seen: dict[tuple[object, ...], tuple[tuple[Segments, ...], Layout]] = {}
+
+
+def layout_of(device: torch.device, *parts: Segments) -> Layout:
+    """Return the table for tensors that hold the same segments at offsets of their own.
+
+    Known objects are found without a look at their names: hashing those costs more than a launch.
+    """
+    key = (device, *map(id, parts))
+    if key not in _seen:
+        if len(_seen) >= 1024:
+            _seen.clear()
+        # Holding on to the parts keeps their ids theirs.
+        _seen[key] = parts, _made(device, *parts)
+    return _seen[key][1]
+
+
+@lru_cache(maxsize=256)
+def _made(device: torch.device, *parts: Segments) -> Layout:
+    for part in parts[1:]:
+        if [s.size for s in part] != [s.size for s in parts[0]]:
+            raise ValueError("kernels: segments of the same parameters must have the same sizes")
+    sizes = [s.size for s in parts[0]]
+    offsets = [[s.offset for s in part] for part in parts]
+    # An empty segment has a block too: someone must write its zeros.
+    owner, first = _cut([max(1, -(-size // BLOCK)) for size in sizes])
+    strides = [_stride(size) for size in sizes]
+    samplers, begins = _cut(
+        [max(1, -(-size // (BLOCK * stride))) for size, stride in zip(sizes, strides, strict=True)]
+    )
+    return Layout(
+        count=len(sizes),
+        sizes=tuple(sizes),
+        strides=tuple(strides),
+        blocks=len(owner),
+        align=gcd(16, *sizes, *(o for row in offsets for o in row)),
+        owner=owner.to(device, non_blocking=True),
+        table=torch.tensor([first, *([*row, 0] for row in (sizes, *offsets))], dtype=torch.int64).to(
+            device, non_blocking=True
+        ),
+        samplers=samplers.to(device, non_blocking=True),
+        sampling=torch.tensor([begins, [*strides, 1]], dtype=torch.int64).to(device, non_blocking=True),
+    )
+
+
+def _cut(shares: list[int]) -> tuple[Tensor, list[int]]:
+    first = [0, *torch.tensor(shares, dtype=torch.int64).cumsum(0).tolist()]
+    return torch.repeat_interleave(
+        torch.arange(len(shares), dtype=torch.int32), torch.tensor(shares, dtype=torch.int64)
+    ), first
+
+
+def _stride(size: int) -> int:
+    return min(_MOST_STRIDE, 1 << max(0, (size // _SAMPLE).bit_length() - 1))
+
+
+_counters: dict[tuple[torch.device, int], Tensor] = {}
+
+
+def counters_of(device: torch.device, count: int) -> Tensor:
+    """Return counters at zero. Whoever counts to the end puts them back: no launch is spent on clearing them."""
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    found = _counters.get((device, stream))
+    if found is None or found.numel() < count:
+        found = torch.zeros(max(1024, 2 * count), dtype=torch.int32, device=device)
+        _counters[device, stream] = found
+    return found
+
+
+def slots_for(entries: int, expected: int) -> int:
+    """Return how many places a block keeps for what it finds: four times its share, so that few blocks overflow."""
+    share = -(-4 * expected * BLOCK // max(1, entries))
+    return min(BLOCK, max(64, -(-share // 64) * 64))
+
+
+def device_of(x: Tensor) -> AbstractContextManager[object]:
+    """Make x's device the one that is launched on."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
