@@ -19,6 +19,8 @@ from laconic.method import Method, Unit
 from laconic.segments import Segments
 from laconic.types import Momentum
 
+_STILL = Momentum(factor=0.0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Intake:
@@ -84,7 +86,7 @@ class Intake:
         """Return the norms that local clipping looks at, a tensor a job: each parameter's, or the whole model's."""
         if self.clip is None or not jobs:
             return None
-        norms = [kernels.segment_norms(job.x, job.place()) / self.grad_scale for job in jobs]
+        norms = [_norms(job) / self.grad_scale for job in jobs]
         if self.clip.scope == "model":
             # In the model's order, whatever the buckets: the same bits everywhere.
             row = {name: i for i, name in enumerate(self.model.names)}
@@ -101,35 +103,51 @@ class Intake:
         factors = None
         if norms is not None and self.clip is not None:
             factors = clip_factors(norms, self.clip.threshold(world_size=self.world_size))
-        done = kernels.accumulate_(
-            job.x,
-            self._inflows(place, factors),
-            place,
-            self.model,
-            owed=memory.get("owed"),
-            velocity=memory.get("velocity"),
-        )
+        learnt = self._accumulate(job, memory, factors)
         roots = torch.tensor([max(1, s.size) for s in place], dtype=job.x.dtype).sqrt()
-        job.velocity = done.velocity
-        job.finite = done.finite() if norms is None else done.finite() & torch.isfinite(norms).all()
+        job.finite = learnt.finite() if norms is None else learnt.finite() & torch.isfinite(norms).all()
         job.entered = Entered(
             segments=place,
-            deviation=done.norms / roots.to(done.norms.device, non_blocking=True),
-            largest=done.largest,
-            clipped=torch.zeros_like(done.norms) if factors is None else (factors < 1).to(done.norms.dtype),
+            deviation=learnt.norms / roots.to(job.x.device, non_blocking=True),
+            largest=learnt.largest,
+            clipped=torch.zeros_like(learnt.norms) if factors is None else (factors < 1).to(job.x.dtype),
         )
         if self.unit != "none":
             job.hold_(place, self.held)
 
-    def _inflows(self, place: Segments, factors: Tensor | None) -> list[kernels.Inflow]:
-        still = Momentum(factor=0.0)
-        flows = []
-        for i, name in enumerate(place.names):
-            momentum = self.momenta.get(name, still)
-            gain: Tensor | float = 1 / self.grad_scale if factors is None else factors[i] / self.grad_scale
-            flows.append(
-                kernels.Inflow(
-                    gain=gain, unit=self.units[name], momentum=momentum.factor, nesterov=momentum.nesterov
-                )
+    def _accumulate(self, job: Job, memory: Memory, factors: Tensor | None) -> kernels.Accumulated:
+        owed, velocity = memory.get("owed"), memory.get("velocity")
+        if velocity is not None:
+            job.velocity = memory.spare("velocity", job.x.numel(), dtype=velocity.dtype)
+        begin, norms, largest = 0, [job.x.new_zeros(0)], [job.x.new_zeros(0)]
+        for part in job.parts:
+            end = begin + len(part.place)
+            inflow = self._inflow(part.place, None if factors is None else factors[begin:end], like=job.x)
+            places = kernels.Places(grad=part.segments, x=part.place, home=memory.home(part.place))
+            learnt = kernels.accumulate_(
+                job.x, part.grad, inflow, places, owed=owed, velocity=velocity, proposed=job.velocity
             )
-        return flows
+            norms.append(learnt.norms)
+            largest.append(learnt.largest)
+            begin = end
+        return kernels.Accumulated(norms=torch.cat(norms), largest=torch.cat(largest))
+
+    def _inflow(self, place: Segments, factors: Tensor | None, *, like: Tensor) -> kernels.Inflow:
+        momenta = [self.momenta.get(name, _STILL) for name in place.names]
+        rows = torch.tensor(
+            [
+                [1 / self.grad_scale] * len(place),
+                [self.units[name] for name in place.names],
+                [m.factor for m in momenta],
+                [float(m.nesterov) for m in momenta],
+            ],
+            dtype=like.dtype,
+        ).to(like.device, non_blocking=True)
+        gain = rows[0] if factors is None else factors / self.grad_scale
+        return kernels.Inflow(gain=gain, unit=rows[1], momentum=rows[2], nesterov=rows[3])
+
+
+def _norms(job: Job) -> Tensor:
+    """The norm of each gradient that came, summed up in memory's dtype."""
+    norms = [kernels.segment_norms(p.grad, p.segments, dtype=job.x.dtype) for p in job.parts]
+    return torch.cat([job.x.new_zeros(0), *norms])

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from torch.futures import Future
 
+from laconic import kernels
+from laconic.averaging import add_mean_, dense
 from laconic.ledger import Entered
 from laconic.memory import Memory
 from laconic.segments import Segment, Segments
-from laconic.types import Mean
+from laconic.types import Gathered, Mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +48,27 @@ class Job:
     mean: Mean | None = None
     entered: Entered | None = None
     velocity: Tensor | None = None
+    stored: bool = False
 
     def place(self) -> Segments:
         """Where the parameters that gradients came for lie in x."""
+        if len(self.parts) == 1:
+            return self.parts[0].place
         return Segments(tuple(segment for part in self.parts for segment in part.place))
+
+    def fill_(self) -> None:
+        """Copy the gradients to x as they are."""
+        for part in self.parts:
+            for source, target in zip(part.segments.views(part.grad), part.place.views(self.x), strict=True):
+                if source.data_ptr() != target.data_ptr():
+                    target.copy_(source)
+
+    def clear_rest_(self) -> None:
+        """Make x zero where no gradient came."""
+        came = {name for part in self.parts for name in part.place.names}
+        for segment in self.segments:
+            if segment.name not in came:
+                self.x[segment.offset : segment.offset + segment.size] = 0
 
     def hold_(self, place: Segments, held: Collection[str]) -> None:
         """Set the named parameters aside; x is left zero there.
@@ -62,19 +81,24 @@ class Job:
                 self.held.append((segment, view.clone()))
                 view.zero_()
 
-    def round_(self, mean: Mean, factors: Mapping[str, float], dtypes: Mapping[str, torch.dtype]) -> None:
+    def round_(self, mean: Mean, factors: Mapping[str, float], dtypes: Mapping[str, torch.dtype]) -> Mean:
         """Round the mean to what narrower gradients can carry; x keeps what that loses, the same on every rank."""
+        carried_by = {dtypes.get(s.name, part.grad.dtype) for part in self.parts for s in part.place}
+        if carried_by <= {self.x.dtype}:
+            return mean
+        values = dense(mean.values, self.x)
         for part in self.parts:
             for at in part.place:
                 dtype = dtypes.get(at.name, part.grad.dtype)
                 if dtype == self.x.dtype:
                     continue
                 most = torch.finfo(dtype).max
-                value = mean.values[at.offset : at.offset + at.size]
+                value = values[at.offset : at.offset + at.size]
                 factor = factors.get(at.name, 1.0)
                 carried = (value * factor).clamp_(-most, most).to(dtype).to(value.dtype) / factor
                 self.x[at.offset : at.offset + at.size] += value - carried
                 value.copy_(carried)
+        return replace(mean, values=values)
 
     def commit(self, memory: Memory, *, step: int, rank: int, masking: bool) -> None:
         """Write what was not sent, the velocity and the step of the last sending to memory."""
@@ -82,7 +106,8 @@ class Job:
             self.x[segment.offset : segment.offset + segment.size] = value
         # Only the parameters that gradients came for: another one keeps what it owes.
         place = self.place()
-        memory.write("owed", place, self.x)
+        kernels.store_(self.x, memory["owed"], kernels.Places(grad=place, x=place, home=memory.home(place)))
+        self.stored = True
         if self.velocity is not None:
             if masking:
                 self.velocity[self.chosen(rank)] = 0
@@ -100,7 +125,7 @@ class Job:
         assert self.mean is not None
         own, rooms = self.mean.own, self.mean.rooms
         if own is None or self._drawn():
-            return torch.nonzero(self.mean.values).flatten()
+            return torch.nonzero(dense(self.mean.values, self.x)).flatten()
         taken = [min(counts[rank], rooms[name]) for name, counts in self.mean.counts.items()]
         count = sum(taken) if self.mean.counts else own.positions.numel()
         # A zero that was chosen for want of anything else (a parameter that is held) was not sent.
@@ -129,11 +154,19 @@ class Job:
         return out
 
     def hand_back(self, factors: Mapping[str, float]) -> None:
-        """Put the mean, times each parameter's factor, into the gradients it came from."""
+        """Put the mean, times each parameter's factor, into the gradients it came from. x is used up."""
         assert self.mean is not None
+        values = self.mean.values
+        if isinstance(values, Gathered):
+            # What x held is in memory, or lost on purpose.
+            if not self.stored:
+                self.x.zero_()
+            # Where x is the gradient itself, this is all there is to do.
+            add_mean_(self.x, values, self.segments, factors)
+            values, factors = self.x, {}
         for part in self.parts:
             for to, at in zip(part.segments, part.place, strict=True):
-                value = self.mean.values[at.offset : at.offset + at.size]
+                value = values[at.offset : at.offset + at.size]
                 target = part.grad[to.offset : to.offset + to.size]
                 factor = factors.get(to.name, 1.0)
                 # A dense mean is reduced in place and already where it belongs.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import nan
 from typing import Any
 
 import torch
@@ -37,6 +38,21 @@ def next_room(counts: tuple[int, ...]) -> int:
     (99, 1, 1)
     """
     return max(1, int(sum(counts) / len(counts) * SLACK))
+
+
+def observed(means: Sequence[Mean], *, step: int, entries: int, skipped: bool) -> Observation:
+    """Return what all ranks agree on of a step, from what its exchanges returned."""
+    return Observation(
+        step=step,
+        entries=entries,
+        sent=sum(mean.sent for mean in means),
+        wanted=sum(mean.wanted for mean in means),
+        skipped=skipped,
+        qualified=sum(mean.qualified for mean in means),
+        choosable=sum(mean.choosable for mean in means),
+        loss=means[0].loss if means else nan,
+        alarmed=any(mean.alarmed for mean in means),
+    )
 
 
 class Ledger:

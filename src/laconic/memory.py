@@ -21,7 +21,9 @@ class Memory:
     """
 
     def __init__(self, model: Segments, *, kinds: Mapping[str, torch.dtype], device: torch.device) -> None:
-        self._model = model
+        self._model, self._device = model, device
+        self._spares: dict[str, Tensor] = {}
+        self._lent: dict[str, int] = {}
         self._vectors = {kind: torch.zeros(model.numel, dtype=d, device=device) for kind, d in kinds.items()}
 
     def __getitem__(self, kind: str) -> Tensor:
@@ -35,10 +37,31 @@ class Memory:
         """Return a copy of the segments' part, laid out as they are."""
         return torch.cat([self._vectors[kind][:0], *(self._view(kind, name) for name in segments.names)])
 
+    def home(self, segments: Segments) -> Segments:
+        """Return where the segments lie in each vector."""
+        return self._model.among(segments.names)
+
     def write(self, kind: str, segments: Segments, x: Tensor) -> None:
         """Replace the segments' part by what x has there."""
         if len(segments):
             torch._foreach_copy_([self._view(kind, name) for name in segments.names], segments.views(x))
+
+    def spare(self, use: str, count: int, *, dtype: torch.dtype) -> Tensor:
+        """Lend a piece of a vector that is kept for this use, so that no step makes one anew; it holds anything.
+
+        Pieces lent since the last ``reclaim`` do not overlap: together they are the model at most.
+        """
+        if use not in self._spares:
+            self._spares[use] = torch.empty(self._model.numel, dtype=dtype, device=self._device)
+        begin = self._lent.get(use, 0)
+        self._lent[use] = begin + count
+        piece = self._spares[use][begin : begin + count]
+        assert piece.numel() == count, f"{self._lent[use]} entries lent of {self._model.numel}"
+        return piece
+
+    def reclaim(self) -> None:
+        """Take all pieces back."""
+        self._lent.clear()
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Return copies of all vectors by kind and parameter name."""

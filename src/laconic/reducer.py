@@ -23,12 +23,13 @@ from laconic.diagnosis import layers, owed_norms
 from laconic.errors import LaconicError
 from laconic.intake import Intake
 from laconic.job import Job, Outcome, Part
+from laconic.ledger import observed
 from laconic.method import Method
 from laconic.segments import Segments
 from laconic.state import State
 from laconic.stats import Stats
 from laconic.theory import Watched
-from laconic.types import Compressor, Envelope, Mean, Momentum, Observation, Steps, Transport
+from laconic.types import Compressor, Envelope, Mean, Momentum, Steps, Transport
 
 
 class Reducer:
@@ -103,6 +104,7 @@ class Reducer:
                 f"in a new DistributedDataParallel, attach that and load the last checkpoint."
             )
         self._open, self._closed = True, False
+        self._state.memory.reclaim()
         self._mark = (self.transport.wire_bytes, self.transport.collectives)
         state, ranks = self._state, self.transport.world_size
         self._intake = Intake.of(
@@ -117,11 +119,11 @@ class Reducer:
             raise LaconicError("begin was called outside a step. Call begin_step first.")
         began = self._clock()
         if self.method.scope == "model":
-            job, place = self._whole_job(), Segments(tuple(self._model[name] for name in segments.names))
-            for source, target in zip(segments.views(grad), place.views(job.x), strict=True):
-                target.copy_(source)
+            job, place = self._whole_job(), self._model.among(segments.names)
         else:
-            x = grad if self._sends_all else grad.to(self._dtype)
+            # In place where it can be: what is owed replaces the gradient, and in the end the mean replaces that.
+            same = self._sends_all or grad.dtype == self._dtype
+            x = grad if same else self._state.memory.spare("x", grad.numel(), dtype=self._dtype)
             job, place = Job(x, segments), segments
             self._jobs.append(job)
         job.notes = notes if job.notes is None else job.notes
@@ -178,7 +180,7 @@ class Reducer:
 
     def _whole_job(self) -> Job:
         if not self._jobs:
-            x = torch.zeros(self._model.numel, dtype=self._dtype, device=self._device)
+            x = self._state.memory.spare("x", self._model.numel, dtype=self._dtype)
             self._jobs.append(Job(x, self._model))
         return self._jobs[0]
 
@@ -186,8 +188,11 @@ class Reducer:
         """Turn the fresh gradients of these jobs into what is owed, and start their exchanges."""
         norms = self._intake.norms(jobs)
         for i, job in enumerate(jobs):
+            job.clear_rest_()
             # Where everything is sent a sum shows by itself whether it was finite; a selection would hide it.
-            if not self._sends_all:
+            if self._sends_all:
+                job.fill_()
+            else:
                 self._intake.enter_(job, self._state.memory, None if norms is None else norms[i])
             what = f"{self.method.exchange.name} of {job.segments.label()} in step {self.step}"
             self.transport.start(self._exchange(job), label=what)
@@ -236,7 +241,7 @@ class Reducer:
     def _rounded(self, job: Job, segments: Segments, compressor: Compressor, envelope: Envelope) -> Steps:
         mean = yield from self.method.exchange.steps(job.x, segments, compressor, envelope)
         if mean.finite and self.method.memory != "none":
-            job.round_(mean, self._intake.factors, self._dtypes)
+            mean = job.round_(mean, self._intake.factors, self._dtypes)
         return mean
 
     def _settle(self) -> None:
@@ -276,17 +281,8 @@ class Reducer:
         counters.dense_bytes += sum(job.dense_bytes(self._dtypes) for job in self._jobs)
         counters.wire_bytes += self.transport.wire_bytes - self._mark[0]
         counters.collectives += self.transport.collectives - self._mark[1]
-        self._state.ledger.seen = Observation(
-            step=self.step + 1,
-            entries=self._model.numel * self.transport.world_size,
-            sent=sum(mean.sent for mean in means),
-            wanted=sum(mean.wanted for mean in means),
-            skipped=not finite,
-            qualified=sum(mean.qualified for mean in means),
-            choosable=sum(mean.choosable for mean in means),
-            loss=means[0].loss if means else nan,
-            alarmed=any(mean.alarmed for mean in means),
-        )
+        entries = self._model.numel * self.transport.world_size
+        self._state.ledger.seen = observed(means, step=self.step + 1, entries=entries, skipped=not finite)
         if finite and self._state.alarm.due(self.step):
             owed, fresh = owed_norms(self._state), self._state.ledger.gradient_norms()
             self._state.alarm.look(owed=_norm(owed), fresh=_norm(fresh))

@@ -65,8 +65,9 @@ class Stats:
     what plain DDP would have handed over for the same steps, ``setup_bytes`` those of the handshake and
     the first broadcast since ``attach``. ``density`` is the share of entries sent in the last step, over all
     ranks; ``owed_norm`` the norm of what this rank has not sent yet. ``select_seconds`` were spent
-    choosing and packing, ``wait_seconds`` after backward, waiting for peers and adding up. ``layers`` has one
-    entry a parameter.
+    choosing and packing, ``wait_seconds`` after backward, waiting for peers and adding up. ``kernels`` names
+    what selects (Numba, Triton or plain torch), ``compile_seconds`` were spent by ``attach`` to compile it or to
+    find it on disk. ``layers`` has one entry a parameter.
     """
 
     steps: int
@@ -79,6 +80,8 @@ class Stats:
     select_seconds: float
     wait_seconds: float
     setup_bytes: int = 0
+    kernels: str = ""
+    compile_seconds: float = 0.0
     history: tuple[Measurement, ...] = field(default=(), repr=False)
     layers: tuple[Layer, ...] = field(default=(), repr=False)
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from laconic import kernels
+from laconic.averaging import dense
 from laconic.memory import Memory
 from laconic.segments import Segments
 from laconic.stats import Measurement
@@ -79,19 +80,20 @@ class Probe:
         fresh = x + watched.held - watched.owed
         if envelope.step % self.every:
             mean = yield from steps
-            self._propose(watched.home, fresh - mean.values)
+            self._propose(watched.home, fresh - dense(mean.values, x))
             return mean
         acc = x.clone()
         mean_acc = yield from _mean(acc, envelope)
         mean_fresh = yield from _mean(fresh, envelope)
         mean = yield from steps
-        drift = self._propose(watched.home, fresh - mean.values)
+        values = dense(mean.values, x)
+        drift = self._propose(watched.home, fresh - values)
         mean_drift = yield from _mean(drift, envelope)
         mean_owed = yield from _mean(x + watched.held, envelope)
         norms, left = self._norms, mean_acc.clone()
         plan = compressor.plan(segments, step=envelope.step, rooms=envelope.rooms)
         compressor.compress_(left, segments, plan, kernels.fresh_of(left, segments))
-        norms.mismatch += _square(mean_acc - left - mean.values)
+        norms.mismatch += _square(mean_acc - left - values)
         norms.fresh += _square(mean_fresh)
         norms.left += _square(x)
         norms.acc += _square(acc)

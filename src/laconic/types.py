@@ -118,14 +118,23 @@ class Envelope:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Gathered:
+    """A mean that nobody has added up yet: what each rank sent, and what the plan's ``known`` entries are."""
+
+    known: Tensor | slice
+    payloads: tuple[Payload, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Mean:
     """What an exchange returns: the mean over ranks, what all ranks now agree on, and what this rank sent.
 
+    ``values`` is a vector, or what was ``Gathered``: adding that up touches only entries that were sent.
     ``counts`` has for each segment that was chosen from the number of entries that qualified, rank by rank;
     ``qualified`` is their sum, out of ``choosable``.
     """
 
-    values: Tensor
+    values: Tensor | Gathered
     finite: bool
     sent: int
     wanted: int

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from contracts.registry import accepts, compressors, everything, exchanges, pairs
 from contracts.vectors import DTYPES, Flat, dyadic, normal, same_bits, segments_of, taken_by
+from laconic.averaging import dense
 from laconic.compressors import AdaComp, Dense, StdThreshold, TopK
 from laconic.errors import GroupError
 from laconic.exchanges import GatherMean, ReduceMean
@@ -48,7 +49,8 @@ def _meet(
         futures.append(port.start(exchange.steps(x, SEGMENTS, compressor, envelope), label="the exam"))
     for port in world.ports:
         port.drain()
-    return [future.value() for future in futures]
+    means = [future.value() for future in futures]
+    return [replace(mean, values=dense(mean.values, x)) for mean, x in zip(means, xs, strict=True)]
 
 
 def _decoded(compressor: Compressor, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -243,7 +245,7 @@ def test_an_exchange_only_asks_and_asks_for_equally_much_on_every_rank(exchange,
 @pytest.mark.parametrize("compressor", [Dense(), TopK(density=1.0, whole_below=0)], ids=repr)
 def test_gathered_messages_are_added_in_rank_order(compressor, order):
     xs = [torch.full((SEGMENTS.numel,), value, dtype=torch.float64) for value in order]
-    expected = ((order[0] + order[1]) + order[2]) * (1 / 3)
+    expected = (order[0] * (1 / 3) + order[1] * (1 / 3)) + order[2] * (1 / 3)
     assert set(_meet(GatherMean(), compressor, xs)[0].values.tolist()) == {expected}
 
 
@@ -297,4 +299,4 @@ def test_vectors_without_entries_can_be_exchanged(exchange, compressor):
     futures = [port.start(s, label="nothing") for port, s in zip(world.ports, steps, strict=True)]
     for port in world.ports:
         port.drain()
-    assert all(f.value().finite and f.value().values.numel() == 0 for f in futures)
+    assert all(f.value().finite and dense(f.value().values, torch.empty(0)).numel() == 0 for f in futures)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from laconic import kernels, wire
 from laconic.segments import Segments
-from laconic.types import AllGather, Compressor, Envelope, Mean, Payload, Plan, Steps
+from laconic.types import AllGather, Compressor, Envelope, Gathered, Mean, Payload, Plan, Steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +33,12 @@ class GatherMean:
         rows = yield AllGather(send=message)
         notes = 0 if envelope.notes is None else envelope.notes.numel()
         messages = wire.unpack(rows, plan, header, numel=x.numel(), notes=notes, dtype=x.dtype)
-        values = _mean(messages, plan, like=x)
         headers = [m.header for m in messages]
         counts = zip(*(h.counts for h in headers), strict=True) if plan.counted else []
         return Mean(
-            values=values,
-            # Finite values can still add up to an infinity; every rank sees the same sum.
-            finite=all(h.finite for h in headers) and kernels.all_finite(values),
+            values=Gathered(known=plan.known, payloads=tuple(m.payload for m in messages)),
+            # Where everything is sent no rank has looked before; every rank sees the same values.
+            finite=all(h.finite for h in headers) and all(kernels.all_finite(m.payload.known) for m in messages),
             sent=sum(h.count for h in headers) + plan.known_count * len(headers),
             wanted=sum(h.wanted for h in headers) + plan.known_count * len(headers),
             notes=torch.stack([m.notes for m in messages]).sum(0) if notes else None,
@@ -71,14 +70,3 @@ def _header(payload: Payload, plan: Plan, envelope: Envelope, *, value_bytes: in
 def _mean_told(losses: list[float]) -> float:
     told = [loss for loss in losses if not isnan(loss)]
     return sum(told) / len(told) if told else nan
-
-
-def _mean(messages: list[wire.Message], plan: Plan, *, like: Tensor) -> Tensor:
-    """Add rank by rank, in the same order everywhere, so that models stay equal to the bit."""
-    out = torch.zeros_like(like)
-    known = plan.known if isinstance(plan.known, slice) else plan.known.to(like.device, non_blocking=True)
-    for message in messages:
-        out[known] += message.payload.known
-    payloads = [m.payload for m in messages]
-    kernels.add_payloads_(out, [p.positions for p in payloads], [p.values for p in payloads])
-    return out.mul_(1.0 / len(messages))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import weakref
 from collections.abc import Mapping
 from typing import cast
@@ -11,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from laconic import kernels
+from laconic.compressors import Dense
 from laconic.errors import LaconicError
 from laconic.handshake import Identity
 from laconic.integrations.checks import check_arguments, check_buffers, check_parameters, check_units
@@ -65,7 +68,8 @@ def attach(
     identity = _identity(f"{method} ({kind}, measured every {measure_every})", module, parameters)
     reducer = _reducer(method, parameters, transport, identity, measure_every, velocity=moves, track_age=track_age)
     moved = _moved(optimizer, parameters, reducer) if moves else None
-    link = Link(reducer, transport, identity, parameters, optimizer, scaler, moved)
+    seconds = _compiled(method, parameters, said=transport.rank == 0)
+    link = Link(reducer, transport, identity, parameters, optimizer, scaler, moved, seconds)
     if ddp is None:
         check_buffers(module)
     surface: Surface = PlainSurface(model, link) if ddp is None else DdpSurface(ddp, link)
@@ -97,6 +101,19 @@ def _reducer(
         track_age=track_age,
         measure_every=measure_every,
     )
+
+
+def _compiled(method: Method, parameters: Mapping[str, torch.nn.Parameter], *, said: bool) -> float:
+    """Have the kernels ready before the first step; return the seconds that took, and say so if it was long."""
+    if isinstance(method.compressor, Dense):
+        return 0.0
+    began, tensors = time.perf_counter(), list(parameters.values())
+    dtypes = [p.dtype for p in tensors]
+    kernels.warm(tensors[0].device, accumulation_dtype(dtypes), sorted(set(dtypes), key=str))
+    seconds = time.perf_counter() - began
+    if said and seconds > 1.0:
+        _log.warning("compiling the kernels for this machine took %.1f s; they are kept on disk.", seconds)
+    return seconds
 
 
 def _moves(

@@ -27,6 +27,7 @@ class DdpSurface:
         self._names = {id(p): name for name, p in link.parameters.items()}
         self._seen: set[str] = set()
         self._reduced: list[tuple[Tensor, Tensor]] = []
+        self._layouts: dict[tuple[str, ...], Segments] = {}
         # Only then may DDP leave a parameter's gradient untouched although something was sent for it.
         may_be_unused = ddp.find_unused_parameters or ddp.static_graph
         self._fills_unused = may_be_unused and link.method.memory != "none"
@@ -68,7 +69,7 @@ class DdpSurface:
     def reduce(self, bucket: GradBucket) -> Future[Tensor]:
         """Exchange one bucket; the last one waits for all of them."""
         buffer, parameters = bucket.buffer(), bucket.parameters()
-        segments = Segments.of([self._names[id(p)] for p in parameters], [p.numel() for p in parameters])
+        segments = self._layout(parameters)
         if not self._seen.isdisjoint(segments.names) or not self._seen:
             self._link.open_step()
             self._reduced = []
@@ -84,6 +85,13 @@ class DdpSurface:
                 # DDP's own callback is queued after this hook returns; the second of ours runs behind it.
                 _queue(lambda: _queue(self._fill_unused))
         return future
+
+    def _layout(self, parameters: list[Tensor]) -> Segments:
+        """Where a bucket's parameters lie in it: the same object in every step, so that what is derived is kept."""
+        names = tuple(self._names[id(p)] for p in parameters)
+        if names not in self._layouts:
+            self._layouts[names] = Segments.of(names, [p.numel() for p in parameters])
+        return self._layouts[names]
 
     def _fill_unused(self) -> None:
         """Deliver what was owed to parameters that no rank used in this step: DDP leaves those untouched."""

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from laconic import kernels
 from laconic.errors import LaconicError
 from laconic.handshake import Identity, handshake
 from laconic.integrations.amp import Watch, guard_scaler, refuse_other_scalers, release_scaler
@@ -59,6 +60,7 @@ class Link:
         optimizer: torch.optim.Optimizer,
         scaler: torch.amp.GradScaler | None,
         moved: MovedMomentum | None,
+        compile_seconds: float = 0.0,
     ) -> None:
         self.reducer, self.parameters, self.optimizer = reducer, parameters, optimizer
         self.transport = transport
@@ -66,7 +68,7 @@ class Link:
         self._names = {id(p): name for name, p in parameters.items()}
         self._surface: Surface | None = None
         self._handle: RemovableHandle | None = None
-        self._setup_bytes = 0
+        self._setup_bytes, self._compile_seconds = 0, compile_seconds
         self._exchanged = False
         # Where messages depend on the step, ranks at unlike steps send unlike sizes, and backends may end the
         # process over that before a header is read: compare steps before the first exchange.
@@ -85,7 +87,12 @@ class Link:
     @property
     def stats(self) -> Stats:
         """The truth so far: bytes, ratio, density, what is owed, steps skipped, seconds."""
-        return replace(self.reducer.stats(), setup_bytes=self._setup_bytes)
+        return replace(
+            self.reducer.stats(),
+            setup_bytes=self._setup_bytes,
+            kernels=kernels.in_use(next(iter(self.parameters.values())).device),
+            compile_seconds=self._compile_seconds,
+        )
 
     def observe(self, loss: torch.Tensor | float) -> None:
         """Tell this rank's loss, before backward: for laws that follow it and for the guard.

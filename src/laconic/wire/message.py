@@ -93,7 +93,7 @@ def unpack(rows: Tensor, plan: Plan, own: Header, *, numel: int, notes: int, dty
     messages = []
     for rank, header in enumerate(headers):
         row = rows[rank]
-        chosen = _part(row, layout.positions, header.count, layout.position_dtype).to(torch.int64)
+        chosen = _part(row, layout.positions, header.count, layout.position_dtype)
         payload = Payload(
             known=_part(row, layout.known, plan.known_count, dtype),
             positions=chosen,
