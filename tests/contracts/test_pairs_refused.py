@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from contracts.registry import exchanges
+from contracts.registry import accepts, compressors, exchanges, pairs
 from contracts.vectors import segments_of
 from laconic.averaging import dense
 from laconic.compressors import TopK
@@ -29,3 +29,14 @@ def test_a_pair_is_refused_or_loses_nothing_of_a_segment_larger_than_the_check_l
     except ValueError:
         pass
     assert sent + float(x[5]) == 3.0
+
+
+@pytest.mark.parametrize(("exchange", "compressor"), pairs(accepted=False), ids=repr)
+def test_a_pair_that_cannot_work_is_refused_before_any_rank_talks(exchange, compressor):
+    with pytest.raises(ValueError, match=rf"{exchange.name} .*{compressor.name}.*\. Use \w+"):
+        exchange.check(compressor)
+
+
+@pytest.mark.parametrize("compressor", compressors(), ids=repr)
+def test_every_compressor_has_an_exchange(compressor):
+    assert any(accepts(exchange, compressor) for exchange in exchanges())

@@ -37,8 +37,9 @@ class GatherMean:
         counts = zip(*(h.counts for h in headers), strict=True) if plan.counted else []
         return Mean(
             values=Gathered(known=plan.known, payloads=tuple(m.payload for m in messages)),
-            # Where everything is sent no rank has looked before; every rank sees the same values.
-            finite=all(h.finite for h in headers) and all(kernels.all_finite(m.payload.known) for m in messages),
+            # Where everything is sent no rank has looked before; every rank sees the same values, at one glance.
+            finite=all(h.finite for h in headers)
+            and kernels.all_finite(torch.cat([m.payload.known for m in messages])),
             sent=sum(h.count for h in headers) + plan.known_count * len(headers),
             wanted=sum(h.wanted for h in headers) + plan.known_count * len(headers),
             notes=torch.stack([m.notes for m in messages]).sum(0) if notes else None,

@@ -30,10 +30,6 @@ def take_above_(
     turn: int = 0,
 ) -> Taken:
     """Do what ``reference.take_above_`` does in one pass and a second launch that touches only what is taken."""
-    if not len(segments) == len(rooms) == thresholds.numel():
-        raise ValueError(
-            f"take_above_: {len(segments)} segments, {thresholds.numel()} thresholds, {len(rooms)} rooms"
-        )
     cut, room = layout_of(x.device, segments), sum(rooms)
     positions, values = x.new_empty(room, dtype=torch.int64), x.new_empty(room)
     wanted = x.new_empty(cut.count, dtype=torch.int64)
