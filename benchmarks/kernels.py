@@ -1,6 +1,6 @@
 """The kernels against the speed of memory and against other ways to select: ``laconic bench kernels`` as a script.
 
-python benchmarks/kernels.py --json benchmarks/results/kernels_cpu.json
+python benchmarks/kernels.py --repeats 15 --json benchmarks/results/kernels_cpu.json
 python benchmarks/kernels.py --device cuda --json benchmarks/results/kernels_h200.json
 """
 
