@@ -17,8 +17,9 @@ def test_it_waits_until_another_holder_has_let_go():
     held, gone = [tensor.view(-1)], threading.Event()
 
     def let_go() -> None:
-        held.clear()
+        # In this order: the wait ends between the two.
         gone.set()
+        held.clear()
 
     timer = threading.Timer(0.05, let_go)
     timer.start()
