@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -32,7 +33,10 @@ SEGMENTS = Segments.of(["a", "b", "c"], [1, 70_001, 333])
 def no_host_sync() -> Iterator[None]:
     """Raise where the host would wait for the device."""
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        # That it does not see everything.
+        warnings.filterwarnings("ignore", "Synchronization debug mode", UserWarning)
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:

@@ -16,8 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels import reference
-from laconic.kernels.cuda_above import KEYS, take_above_, unsigned
+from laconic.kernels.cuda_above import take_above_
 from laconic.kernels.cuda_layout import BLOCK, counters_of, device_of, layout_of
+from laconic.kernels.cuda_marks import KEYS, unsigned
 from laconic.kernels.cuda_top import take_top_
 from laconic.kernels.reference import Accumulated, Inflow, Places, store_
 
@@ -94,9 +95,9 @@ def _accumulate(  # type: ignore[no-untyped-def]
     s = tl.load(owner + block)
     first, size = tl.load(table + s), tl.multiple_of(tl.load(table + row + s), ALIGN)
     start = (block - first) * BLOCK
-    here = tl.multiple_of(tl.load(table + 2 * row + s), ALIGN) + start
-    source = tl.multiple_of(tl.load(table + 3 * row + s), ALIGN) + start
-    home = tl.multiple_of(tl.load(table + 4 * row + s), ALIGN) + start
+    here = tl.multiple_of(tl.load(table + 3 * row + s), ALIGN) + start
+    source = tl.multiple_of(tl.load(table + 4 * row + s), ALIGN) + start
+    home = tl.multiple_of(tl.load(table + 5 * row + s), ALIGN) + start
     lane, rest = tl.arange(0, BLOCK), tl.minimum(size - start, BLOCK).to(tl.int32)
     inside = lane < tl.multiple_of(rest, ALIGN)
     dtype: tl.constexpr = x.dtype.element_ty

@@ -12,31 +12,27 @@ from torch import Tensor
 
 from laconic.segments import Segments
 
-# Entries in a block, which never crosses a segment's border. Places in a block are stored in 16 bits.
-BLOCK = 4096
-# A sample of a segment takes runs of this many entries, and is about this large in all where the stride allows.
-RUN, _SAMPLE, _MOST_STRIDE = 64, 1 << 15, 64
+# Entries in a block and blocks in a group; neither ever crosses a segment's border.
+BLOCK, GROUP = 8192, 16
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
     """A table of blocks on the device.
 
-    ``owner`` names each block's segment. The rows of ``table`` are one longer than there are segments: the first
-    block, the size, then the offset in each of the tensors that share the layout. ``align`` is what all offsets and
-    sizes are multiples of, 16 at most. ``samplers`` is the owner of each program that samples a segment,
-    ``sampling`` has the first one's number and the stride.
+    ``owner`` names each block's segment, ``group_owner`` each group's. The rows of ``table`` are one longer than
+    there are segments: the first block, the size, the first group, then the offset in each of the tensors that
+    share the layout. ``align`` is what all offsets and sizes are multiples of, 16 at most.
     """
 
     count: int
     sizes: tuple[int, ...]
-    strides: tuple[int, ...]
     blocks: int
+    groups: int
     align: int
     owner: Tensor
+    group_owner: Tensor
     table: Tensor
-    samplers: Tensor
-    sampling: Tensor
 
 
 _seen: dict[tuple[object, ...], tuple[tuple[Segments, ...], Layout]] = {}
@@ -64,35 +60,28 @@ def _made(device: torch.device, *parts: Segments) -> Layout:
     sizes = [s.size for s in parts[0]]
     offsets = [[s.offset for s in part] for part in parts]
     # An empty segment has a block too: someone must write its zeros.
-    owner, first = _cut([max(1, -(-size // BLOCK)) for size in sizes])
-    strides = [_stride(size) for size in sizes]
-    samplers, begins = _cut(
-        [max(1, -(-size // (BLOCK * stride))) for size, stride in zip(sizes, strides, strict=True)]
-    )
+    blocks = [max(1, -(-size // BLOCK)) for size in sizes]
+    owner, first = cut_up(blocks)
+    group_owner, first_group = cut_up([-(-count // GROUP) for count in blocks])
+    rows = [first, [*sizes, 0], first_group, *([*row, 0] for row in offsets)]
     return Layout(
         count=len(sizes),
         sizes=tuple(sizes),
-        strides=tuple(strides),
         blocks=len(owner),
+        groups=len(group_owner),
         align=gcd(16, *sizes, *(o for row in offsets for o in row)),
         owner=owner.to(device, non_blocking=True),
-        table=torch.tensor([first, *([*row, 0] for row in (sizes, *offsets))], dtype=torch.int64).to(
-            device, non_blocking=True
-        ),
-        samplers=samplers.to(device, non_blocking=True),
-        sampling=torch.tensor([begins, [*strides, 1]], dtype=torch.int64).to(device, non_blocking=True),
+        group_owner=group_owner.to(device, non_blocking=True),
+        table=torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True),
     )
 
 
-def _cut(shares: list[int]) -> tuple[Tensor, list[int]]:
+def cut_up(shares: list[int]) -> tuple[Tensor, list[int]]:
+    """Return the owner of each share, one owner's behind the other's, and where each owner's begin and the end."""
     first = [0, *torch.tensor(shares, dtype=torch.int64).cumsum(0).tolist()]
     return torch.repeat_interleave(
         torch.arange(len(shares), dtype=torch.int32), torch.tensor(shares, dtype=torch.int64)
     ), first
-
-
-def _stride(size: int) -> int:
-    return min(_MOST_STRIDE, 1 << max(0, (size // _SAMPLE).bit_length() - 1))
 
 
 _counters: dict[tuple[torch.device, int], Tensor] = {}
@@ -106,12 +95,6 @@ def counters_of(device: torch.device, count: int) -> Tensor:
         found = torch.zeros(max(1024, 2 * count), dtype=torch.int32, device=device)
         _counters[device, stream] = found
     return found
-
-
-def slots_for(entries: int, expected: int) -> int:
-    """Return how many places a block keeps for what it finds: four times its share, so that few blocks overflow."""
-    share = -(-4 * expected * BLOCK // max(1, entries))
-    return min(BLOCK, max(64, -(-share // 64) * 64))
 
 
 def device_of(x: Tensor) -> AbstractContextManager[object]:

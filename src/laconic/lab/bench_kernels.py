@@ -23,6 +23,7 @@ from laconic.arguments import check_share, check_whole
 from laconic.kernels import Inflow, Places, reference
 from laconic.lab.layouts import lstm, resnet50
 from laconic.lab.machine import extra_bytes, introduce, kilobytes, machine, save
+from laconic.lab.timing import host_seconds, timed
 from laconic.segments import Segments
 
 Work = Callable[[], Tensor | None]
@@ -37,7 +38,8 @@ BY = {
     "cuda": "growth of torch.cuda.max_memory_allocated",
 }
 NOTE = """time over floor: 1 is what copies in between need for the same bytes. The columns behind it
-say how many times longer another way takes. pipeline: accumulate_ and take_above_."""
+say how many times longer another way takes. pipeline: accumulate_ and take_above_. On a GPU
+the times are the GPU's; host: until the call comes back, while the GPU works."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,12 +96,13 @@ class BenchKernels:
         needs, free = HELD * 4 * segments.numel, _free(self.device)
         if free is not None and needs > free:
             return about | {"skipped": f"it needs {needs / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free"}
+        cuda = self.device == "cuda"
         with console.status(f"{name}: making vectors") as status:
             case = Case(segments, self.device, self.density)
 
             def seconds(what: str, work: Work) -> list[float]:
                 status.update(f"{name}: {what}")
-                return timed(work, case, self.repeats)
+                return timed(work, before=case.restore, repeats=self.repeats, cuda=cuda)
 
             def copies() -> list[float]:
                 return seconds("copy", lambda: case.x.copy_(case.owed))
@@ -119,11 +122,13 @@ class BenchKernels:
                 row = {"op": op, "bytes": moved, "seconds": middle, "every": every, "copies": around}
                 row["times_faster"] = {w: middle[w] / middle["laconic"] for w in middle if w != "laconic"}
                 row["selected"] = {way: case.selected(work) for way, work in works.items()}
+                if cuda:
+                    host = host_seconds(works["laconic"], before=case.restore, repeats=self.repeats)
+                    row |= {"launches": _launches(works["laconic"], case), "host_seconds": median(host)}
                 rows.append(row)
             extra = {way: case.extra_bytes(ways[way]["pipeline"]) for way in ("laconic", "eager")}
         about |= {"ops": rows, "extra_bytes": extra, "copy_bytes_per_second": add_floors(rows, case.x.nbytes)}
-        launches = _launches(ways["laconic"]["pipeline"], case) if name == "ResNet-50" else None
-        return about | {"extra_bytes_by": BY[self.device], "launches": launches}
+        return about | {"extra_bytes_by": BY[self.device]}
 
 
 def add_floors(rows: list[dict[str, Any]], vector: int) -> float:
@@ -141,7 +146,6 @@ class Case:
 
     def __init__(self, segments: Segments, device: str, density: float) -> None:
         self.segments, self.density = segments, density
-        self.wait: Callable[[], None] = torch.cuda.synchronize if device == "cuda" else lambda: None
         torch.manual_seed(0)
         self.fresh, self.owed, self.velocity = (torch.randn(segments.numel, device=device) for _ in range(3))
         self.x, self.proposed = torch.empty_like(self.fresh), torch.empty_like(self.fresh)
@@ -158,7 +162,8 @@ class Case:
     def restore(self) -> None:
         """Make x what it was, a fresh gradient, and wait until it is."""
         self.x.copy_(self.fresh)
-        self.wait()
+        if self.x.is_cuda:
+            torch.cuda.synchronize()
 
     def selected(self, work: Work) -> int | None:
         """Count the entries that a call takes."""
@@ -245,26 +250,11 @@ def _out(x: Tensor, at: Tensor) -> Tensor:
     return values
 
 
-def timed(work: Work, case: Case, repeats: int) -> list[float]:
-    """Time calls after one that is not counted; what they change is restored outside the timing."""
-    case.selected(work)
-    seconds: list[float] = []
-    while len(seconds) < (min(3, repeats) if max(seconds, default=0.0) > 1 else repeats):
-        case.restore()
-        began = time.perf_counter()
-        work()
-        case.wait()
-        seconds.append(time.perf_counter() - began)
-    return seconds
-
-
-def _launches(work: Work, case: Case) -> int | None:
-    if not case.x.is_cuda:
-        return None
+def _launches(work: Work, case: Case) -> int:
     case.restore()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         work()
-        case.wait()
+        torch.cuda.synchronize()
     names = [event.name for event in profile.events() or [] if event.device_type.name == "CUDA"]
     return sum(not name.startswith(("Memcpy", "Memset")) for name in names)
 
@@ -281,11 +271,14 @@ def _table(done: dict[str, Any]) -> Table:
     title = f"{done['name']}{many}; a copy moves {done['copy_bytes_per_second'] / 1e9:.1f} GB/s"
     out = Table(title=title, box=box.SIMPLE, padding=0)
     out.add_column("op")
-    for heading in ("ms", "MB\nmoved", "time over\nfloor", *RIVALS.values()):
+    on_cuda = ["launches", "host\nms"] if "launches" in done["ops"][0] else []
+    for heading in ("ms", *on_cuda, "MB\nmoved", "time over\nfloor", *RIVALS.values()):
         out.add_column(heading, justify="right")
     for row in done["ops"]:
         numbers = (1e3 * row["seconds"]["laconic"], row["bytes"] / 1e6, row["over_floor"])
         cells = [f"{number:,.3f}" if number < 10 else f"{number:,.1f}" for number in numbers]
+        if on_cuda:
+            cells[1:1] = [str(row["launches"]), f"{1e3 * row['host_seconds']:.3f}"]
         ratios = [row["times_faster"].get(way) for way in RIVALS]
         out.add_row(
             row["op"].replace(" with", "\nwith"), *cells, *("-" if r is None else f"{r:.1f}x" for r in ratios)
