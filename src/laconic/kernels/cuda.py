@@ -7,7 +7,6 @@ last does it, in the order of blocks: one launch, and no bit depends on who came
 # ruff: noqa: N803 -- constants of a compilation are in capitals, as in all Triton code
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 
 import torch
@@ -17,15 +16,15 @@ from torch import Tensor
 
 from laconic.kernels import reference
 from laconic.kernels.cuda_above import take_above_
-from laconic.kernels.cuda_layout import BLOCK, counters_of, device_of, layout_of
+from laconic.kernels.cuda_layout import BLOCK, align_of, bits_of, counters_of, device_of, kernel, layout_of, placed
 from laconic.kernels.cuda_marks import KEYS, unsigned
 from laconic.kernels.cuda_top import take_top_
 from laconic.kernels.reference import Accumulated, Inflow, Places, store_
 
 __all__ = ["accumulate_", "add_payloads_", "store_", "take_above_", "take_top_", "version"]
 
-# How many partial results the last program looks at together.
-_WIDE = 2048
+# How many partial results the last program looks at together; how many entries of a payload a program adds.
+_WIDE, _TILE = 2048, 512
 
 
 def version() -> str:
@@ -59,8 +58,8 @@ def accumulate_(
             _accumulate[(cut.blocks,)](
                 x, grad, *vectors, *flow, norms, largest, squares, peaks, cut.owner, cut.table,
                 counters_of(x.device, cut.count), cut.count,
-                OWES=owed is not None, MOVES=moves, KEY=KEYS[x.dtype], ALIGN=cut.align, BLOCK=BLOCK, WIDE=_WIDE,
-                num_warps=8, enable_fp_fusion=False,
+                OWES=owed is not None, MOVES=moves, KEY=KEYS[x.dtype], ALIGN=align_of(cut, x, grad, *vectors),
+                BLOCK=BLOCK, WIDE=_WIDE, num_warps=8, enable_fp_fusion=False,
             )  # fmt: skip
     return Accumulated(norms=norms, largest=largest)
 
@@ -69,18 +68,16 @@ def add_payloads_(
     out: Tensor, positions: Sequence[Tensor], values: Sequence[Tensor], *, scale: float = 1.0
 ) -> None:
     """Do what ``reference.add_payloads_`` does, a launch a rank: launches keep their order."""
-    # A float argument would be rounded to 32 bits on its way.
-    bits = struct.unpack("<q", struct.pack("<d", scale))[0]
     for at, value in zip(positions, values, strict=True):
         if at.numel():
             with device_of(out):
-                _add[(-(-at.numel() // BLOCK),)](
-                    out, at.contiguous(), value.contiguous(), at.numel(), bits,
-                    BLOCK=BLOCK, num_warps=8, enable_fp_fusion=False,
+                _add[(-(-at.numel() // _TILE),)](
+                    out, at.contiguous(), value.contiguous(), at.numel(), bits_of(scale),
+                    TILE=_TILE, num_warps=4, enable_fp_fusion=False,
                 )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["segments"])  # type: ignore[untyped-decorator]
+@kernel
 def _accumulate(  # type: ignore[no-untyped-def]
     x, grad, owed, velocity, proposed, gain, unit, momentum, nesterov, norms, largest, squares, peaks,
     owner, table, counters, segments,
@@ -93,26 +90,25 @@ def _accumulate(  # type: ignore[no-untyped-def]
     """
     block, row = tl.program_id(0), segments + 1
     s = tl.load(owner + block)
-    first, size = tl.load(table + s), tl.multiple_of(tl.load(table + row + s), ALIGN)
+    first, size = tl.load(table + s), tl.load(table + row + s)
     start = (block - first) * BLOCK
-    here = tl.multiple_of(tl.load(table + 3 * row + s), ALIGN) + start
-    source = tl.multiple_of(tl.load(table + 4 * row + s), ALIGN) + start
-    home = tl.multiple_of(tl.load(table + 5 * row + s), ALIGN) + start
+    here, home = start + tl.load(table + 3 * row + s), start + tl.load(table + 5 * row + s)
     lane, rest = tl.arange(0, BLOCK), tl.minimum(size - start, BLOCK).to(tl.int32)
     inside = lane < tl.multiple_of(rest, ALIGN)
     dtype: tl.constexpr = x.dtype.element_ty
-    step = tl.load(grad + source + lane, mask=inside, other=0).to(dtype) * tl.load(gain + s)
+    source = placed(grad, start + tl.load(table + 4 * row + s), ALIGN)
+    step = tl.load(source + lane, mask=inside, other=0).to(dtype) * tl.load(gain + s)
     if MOVES:
         m = tl.load(momentum + s)
-        u = tl.load(velocity + home + lane, mask=inside, other=0) * m + step
-        tl.store(proposed + here + lane, u, mask=inside)
+        u = tl.load(placed(velocity, home, ALIGN) + lane, mask=inside, other=0) * m + step
+        tl.store(placed(proposed, here, ALIGN) + lane, u, mask=inside)
         step = tl.where(tl.load(nesterov + s) != 0, step + u * m, u)
     step = step * tl.load(unit + s)
     # Off the segment a gain that is not finite would make NaN of zero.
     square = tl.sum(tl.where(inside, step * step, 0.0))
     if OWES:
-        step = step + tl.load(owed + home + lane, mask=inside, other=0)
-    tl.store(x + here + lane, step, mask=inside)
+        step = step + tl.load(placed(owed, home, ALIGN) + lane, mask=inside, other=0)
+    tl.store(placed(x, here, ALIGN) + lane, step, mask=inside)
     # As integers magnitudes have the same order, and NaN stands above all.
     key = unsigned(step.to(KEY, bitcast=True), KEY)
     tl.store(squares + block, square)
@@ -133,10 +129,10 @@ def _accumulate(  # type: ignore[no-untyped-def]
         tl.store(counters + s, 0)
 
 
-@triton.jit(do_not_specialize=["count", "scale"])  # type: ignore[untyped-decorator]
-def _add(out, positions, values, count, scale, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+@kernel
+def _add(out, positions, values, count, scale, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     """out[positions] += values * scale. Zeros add nothing: unused places may all name the same entry."""
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     more = i < count
     value = tl.load(values + i, mask=more, other=0)
     at = out + tl.load(positions + i, mask=more, other=0).to(tl.int64)

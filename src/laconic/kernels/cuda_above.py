@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 import triton
@@ -11,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels import reference
-from laconic.kernels.cuda_layout import BLOCK, GROUP, device_of, layout_of
+from laconic.kernels.cuda_layout import BLOCK, GROUP, bits_of, device_of, kernel, layout_of
 from laconic.kernels.cuda_marks import PART, lowest, mark, marked
 from laconic.kernels.reference import Taken
 from laconic.segments import Segments
@@ -35,13 +36,15 @@ def take_above_(
     wanted = x.new_empty(cut.count, dtype=torch.int64)
     if not cut.count:
         return Taken(positions=positions, values=values, wanted=wanted)
-    # A place behind the last entry, should rounding ever give one, takes in the same order as the first.
-    begins = [reference.turned(s.size, turn) % max(1, s.size) for s in segments]
-    asked = torch.tensor([list(rooms), begins], dtype=torch.int64).to(x.device, non_blocking=True)
     # Four numbers a segment: early, early taken, late taken, first place.
     plan = x.new_empty(4 * (cut.count + 1), dtype=torch.int64)
     given = thresholds if largest is None else largest.contiguous()
-    notes = mark(x, cut, thresholds.contiguous(), above=(given, asked, plan, wanted), alone=largest is not None)
+    asked = _on(x.device, tuple(rooms))
+    # Its sign makes it a number of 64 bits even for zero; a float argument would be rounded to 32.
+    begin = bits_of(-reference.share_of(turn))
+    notes = mark(
+        x, cut, thresholds.contiguous(), above=(given, asked, plan, wanted), begin=begin, alone=largest is not None
+    )
     with device_of(x):
         _move[(cut.groups * (GROUP // PART) + -(-room // BLOCK),)](
             x, *notes.all, plan, positions, values, cut.group_owner, cut.table, cut.count, cut.groups, room,
@@ -50,7 +53,13 @@ def take_above_(
     return Taken(positions=positions, values=values, wanted=wanted)
 
 
-@triton.jit(do_not_specialize=["segments", "groups", "room"])  # type: ignore[untyped-decorator]
+@lru_cache(maxsize=256)
+def _on(device: torch.device, rooms: tuple[int, ...]) -> Tensor:
+    """Return the rooms on a device, where they are from the last step as a rule."""
+    return torch.tensor(rooms, dtype=torch.int64).to(device, non_blocking=True)
+
+
+@kernel
 def _move(  # type: ignore[no-untyped-def]
     x, words, counts, before, plan, positions, values, owner, table, segments, groups, room,
     BLOCK: tl.constexpr, GROUP: tl.constexpr, PART: tl.constexpr, TILE: tl.constexpr,

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from laconic.kernels.cuda_layout import kernel
 from laconic.kernels.cuda_marks import keys_of
 
 # Candidates that are looked at together; bits that a round finds.
@@ -62,7 +63,7 @@ def _boundary(bins, need, BINS: tl.constexpr):  # type: ignore[no-untyped-def]
     return found.to(tl.int64), tl.sum(tl.where(order == found, above, 0))
 
 
-@triton.jit(do_not_specialize=["segments", "shift", "width"])  # type: ignore[untyped-decorator]
+@kernel
 def narrow(  # type: ignore[no-untyped-def]
     x, bins, counters, owner, state, before, table, segments, listed, shift, width,
     DIGIT: tl.constexpr, TILE: tl.constexpr,
@@ -98,7 +99,7 @@ def narrow(  # type: ignore[no-untyped-def]
             tl.store(counters + s, 0)
 
 
-@triton.jit(do_not_specialize=["segments", "programs"])  # type: ignore[untyped-decorator]
+@kernel
 def settle(  # type: ignore[no-untyped-def]
     x, counters, plan, hits, programs, owner, state, before, table, segments, listed,
     TILE: tl.constexpr, WIDE: tl.constexpr,
@@ -144,7 +145,7 @@ def settle(  # type: ignore[no-untyped-def]
         tl.store(counters, 0)
 
 
-@triton.jit(do_not_specialize=["segments", "programs"])  # type: ignore[untyped-decorator]
+@kernel
 def pick(  # type: ignore[no-untyped-def]
     x, plan, positions, values, programs, owner, state, before, table, segments, listed, TILE: tl.constexpr
 ):

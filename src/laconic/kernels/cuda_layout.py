@@ -1,19 +1,28 @@
 """How work on a GPU is cut: a table of blocks that is made once a layout, and counters that are always zero."""
 
+# ruff: noqa: N803, N806 -- constants of a compilation are in capitals, as in all Triton code
 from __future__ import annotations
 
+import inspect
+import struct
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd
+from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from laconic.segments import Segments
 
 # Entries in a block and blocks in a group; neither ever crosses a segment's border.
 BLOCK, GROUP = 8192, 16
+# Entries that a thread reads at once where they begin at a multiple of as many.
+_VECTOR = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,14 +31,14 @@ class Layout:
 
     ``owner`` names each block's segment, ``group_owner`` each group's. The rows of ``table`` are one longer than
     there are segments: the first block, the size, the first group, then the offset in each of the tensors that
-    share the layout. ``align`` is what all offsets and sizes are multiples of, 16 at most.
+    share the layout.
     """
 
     count: int
     sizes: tuple[int, ...]
     blocks: int
     groups: int
-    align: int
+    even: bool
     owner: Tensor
     group_owner: Tensor
     table: Tensor
@@ -69,7 +78,7 @@ def _made(device: torch.device, *parts: Segments) -> Layout:
         sizes=tuple(sizes),
         blocks=len(owner),
         groups=len(group_owner),
-        align=gcd(16, *sizes, *(o for row in offsets for o in row)),
+        even=gcd(_VECTOR, *sizes, *(o for row in offsets for o in row)) == _VECTOR,
         owner=owner.to(device, non_blocking=True),
         group_owner=group_owner.to(device, non_blocking=True),
         table=torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True),
@@ -100,3 +109,34 @@ def counters_of(device: torch.device, count: int) -> Tensor:
 def device_of(x: Tensor) -> AbstractContextManager[object]:
     """Make x's device the one that is launched on."""
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+
+
+def align_of(cut: Layout, *vectors: Tensor) -> int:
+    """Return what all places of the segments are multiples of, as far as it matters.
+
+    Kernels are told so, and compiled no more than twice, before the first step.
+    """
+    even = cut.even and all(v.data_ptr() % (_VECTOR * v.element_size()) == 0 for v in vectors)
+    return _VECTOR if even else 1
+
+
+def kernel(function: Callable[..., None]) -> Any:
+    """Make a kernel that is compiled for its constants and the types of its arguments alone.
+
+    By itself Triton compiles it anew, in the middle of a training, for every mixture of arguments that are
+    multiples of 16 and that are not.
+    """
+    names = inspect.signature(function).parameters.items()
+    return triton.jit(function, do_not_specialize=[n for n, p in names if p.annotation is p.empty])
+
+
+def bits_of(value: float) -> int:
+    """Return the bits of a float64: as a float, an argument of a kernel is rounded to 32 bits on its way."""
+    return int(struct.unpack("<q", struct.pack("<d", value))[0])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def placed(vector, at, ALIGN: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A pointer into a vector, to a place that ``align_of`` has looked at."""
+    BYTES: tl.constexpr = ALIGN * (vector.dtype.element_ty.primitive_bitwidth // 8)
+    return tl.multiple_of(vector + at, BYTES)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.cuda_layout import BLOCK, GROUP, Layout, counters_of, device_of
+from laconic.kernels.cuda_layout import BLOCK, GROUP, Layout, align_of, counters_of, device_of, kernel, placed
 
 # How many partial results the last program looks at together; segments it looks at together.
 _WIDE, _TILE = 2048, 256
@@ -39,9 +39,13 @@ def mark(
     levels: Tensor,
     *,
     above: tuple[Tensor, ...] | None = None,
+    begin: int = -1 << 63,
     alone: bool = False,
 ) -> Marks:
-    """Note the entries above their segment's threshold or, where ``above`` is not given, those that reach a key."""
+    """Note the entries above their segment's threshold or, where ``above`` is not given, those that reach a key.
+
+    ``above``: the largest magnitudes, the rooms, and where to write who is taken and how many are wanted.
+    """
     words = x.new_empty(cut.blocks * (BLOCK // 32), dtype=torch.int32)
     counts = x.new_empty(cut.blocks + cut.groups, dtype=torch.int32)
     before = x.new_empty(cut.groups + 1, dtype=torch.int64)
@@ -50,9 +54,9 @@ def mark(
     with device_of(x):
         _mark[(cut.blocks,)](
             x, levels, words, counts, before, *more, cut.owner, cut.table, counters_of(x.device, 1 + cut.groups),
-            cut.count, cut.blocks, cut.groups,
-            ABOVE=above is not None, ALONE=alone, KEY=KEYS[x.dtype], ALIGN=cut.align, BLOCK=BLOCK, GROUP=GROUP,
-            TILE=_TILE, WIDE=_WIDE, num_warps=8,
+            cut.count, cut.blocks, cut.groups, begin,
+            ABOVE=above is not None, ALONE=alone, KEY=KEYS[x.dtype], ALIGN=align_of(cut, x), BLOCK=BLOCK,
+            GROUP=GROUP, TILE=_TILE, WIDE=_WIDE, num_warps=8,
         )  # fmt: skip
     return Marks(words, counts, before)
 
@@ -117,10 +121,18 @@ def _ones(bits):  # type: ignore[no-untyped-def]
     return ((((fours + (fours >> 4)) & 0x0F0F0F0F) * 0x01010101) >> 24) & 0xFF
 
 
-@triton.jit(do_not_specialize=["segments", "blocks", "groups"])  # type: ignore[untyped-decorator]
+@triton.jit
+def _begin(size, share):  # type: ignore[no-untyped-def]
+    """Where in a segment to begin; ``share`` has the bits of minus the share that lies before that place."""
+    at = (-share.to(tl.int64).to(tl.float64, bitcast=True) * size.to(tl.float64)).to(tl.int64)
+    # A place behind the last entry, should rounding ever give one, takes in the same order as the first.
+    return tl.where(at < size, at, 0)
+
+
+@kernel
 def _mark(  # type: ignore[no-untyped-def]
     x, levels, words, counts, before, largest, asked, plan, wanted, owner, table, counters,
-    segments, blocks, groups,
+    segments, blocks, groups, share,
     ABOVE: tl.constexpr, ALONE: tl.constexpr, KEY: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr,
     GROUP: tl.constexpr, TILE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -128,9 +140,9 @@ def _mark(  # type: ignore[no-untyped-def]
     WORDS: tl.constexpr = BLOCK // 32
     block, row = tl.program_id(0), segments + 1
     s = tl.load(owner + block)
-    first, size = tl.load(table + s), tl.multiple_of(tl.load(table + row + s), ALIGN)
+    first, size = tl.load(table + s), tl.load(table + row + s)
     start = (block - first) * BLOCK
-    here = x + tl.multiple_of(tl.load(table + 3 * row + s), ALIGN) + start
+    here = placed(x, start + tl.load(table + 3 * row + s), ALIGN)
     rest = tl.multiple_of(tl.minimum(size - start, BLOCK).to(tl.int32), ALIGN)
     word, bit = tl.arange(0, WORDS), tl.arange(0, 32)
     lane = word[:, None] * 32 + bit[None, :]
@@ -153,7 +165,7 @@ def _mark(  # type: ignore[no-untyped-def]
         tl.store(counters + 1 + group, 0)
         if ABOVE:
             # How many come before the place to begin at, of those in its group.
-            begin = tl.load(asked + segments + s)
+            begin = _begin(size, share)
             inside = begin // BLOCK - lead
             if (inside >= 0) & (inside < GROUP):
                 bits = tl.load(words + (first + begin // BLOCK) * WORDS + word, cache_modifier=".cg")
@@ -173,14 +185,13 @@ def _mark(  # type: ignore[no-untyped-def]
             tl.store(counters, 0)
             if ABOVE:
                 tl.debug_barrier()
-                _settle(
-                    levels, largest, before, asked, plan, wanted, table, segments, ALONE, KEY, BLOCK * GROUP, TILE
-                )
+                _settle(levels, largest, before, asked, plan, wanted, table, segments, share,
+                        ALONE, KEY, BLOCK * GROUP, TILE)  # fmt: skip
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _settle(  # type: ignore[no-untyped-def]
-    levels, largest, before, asked, plan, wanted, table, segments,
+    levels, largest, before, asked, plan, wanted, table, segments, share,
     ALONE: tl.constexpr, KEY: tl.constexpr, REACH: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Say who is taken.
@@ -196,7 +207,7 @@ def _settle(  # type: ignore[no-untyped-def]
         ends = tl.load(table + 2 * row + s + 1, mask=more, other=0)
         base = tl.load(before + begins, mask=more, other=0, cache_modifier=".cg")
         found = tl.load(before + ends, mask=more, other=0, cache_modifier=".cg") - base
-        turned = begins + tl.load(asked + segments + s, mask=more, other=0) // REACH
+        turned = begins + _begin(tl.load(table + row + s, mask=more, other=0), share) // REACH
         early = tl.load(before + turned, mask=more, other=0, cache_modifier=".cg") - base
         early += tl.load(plan + s, mask=more, other=0, cache_modifier=".cg")
         alone = _level(levels, largest, s, more, ALONE, KEY)[1]
@@ -227,10 +238,11 @@ def marked(  # type: ignore[no-untyped-def]
     each = tl.arange(0, GROUP)
     rank = tl.load(before + group) - tl.load(before + first_group)
     rank += tl.sum(tl.load(counts + first + lead + each, mask=each < tl.minimum(skipped, blocks), other=0))
-    at = skipped * WORDS + tl.arange(0, PART * WORDS)
-    bits = tl.load(words + (first + lead) * WORDS + at, mask=at < blocks * WORDS, other=0)
+    at = tl.arange(0, PART * WORDS)
+    here = placed(words, (first + lead + skipped) * WORDS, 4)
+    bits = tl.load(here + at, mask=at < (blocks - skipped) * WORDS, other=0)
     ones = _ones(bits)
-    return s, bits, lead * BLOCK + at * 32, rank + tl.cumsum(ones, 0) - ones, tl.max(ones)
+    return s, bits, (lead + skipped) * BLOCK + at * 32, rank + tl.cumsum(ones, 0) - ones, tl.max(ones)
 
 
 @triton.jit

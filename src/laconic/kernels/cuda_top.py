@@ -13,12 +13,11 @@ from functools import lru_cache
 from math import isqrt
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels.cuda_candidates import DIGIT, ROUNDS, TILE, narrow, pick, settle
-from laconic.kernels.cuda_layout import BLOCK, GROUP, Layout, counters_of, cut_up, device_of, layout_of
+from laconic.kernels.cuda_layout import BLOCK, GROUP, Layout, counters_of, cut_up, device_of, kernel, layout_of
 from laconic.kernels.cuda_marks import PART, keys_of, lowest, mark, marked
 from laconic.kernels.reference import Taken
 from laconic.segments import Segments
@@ -110,7 +109,7 @@ def _asked(device: torch.device, cut: Layout, kept: tuple[int, ...], last: int) 
     )
 
 
-@triton.jit(do_not_specialize=["segments"])  # type: ignore[untyped-decorator]
+@kernel
 def _sample(  # type: ignore[no-untyped-def]
     x, state, table, segments, TOP: tl.constexpr, FINE: tl.constexpr, SAMPLE: tl.constexpr
 ):
@@ -137,7 +136,7 @@ def _sample(  # type: ignore[no-untyped-def]
         tl.store(state + 3 * row + s, edge.to(tl.int64))
 
 
-@triton.jit(do_not_specialize=["segments"])  # type: ignore[untyped-decorator]
+@kernel
 def _list(  # type: ignore[no-untyped-def]
     words, counts, before, state, owner, table, segments, listed,
     BLOCK: tl.constexpr, GROUP: tl.constexpr, PART: tl.constexpr,

@@ -231,8 +231,13 @@ def _counts(passed: Sequence[Tensor], device: torch.device) -> Tensor:
 
 
 def turned(size: int, turn: int) -> int:
-    """Where in a segment to begin: places that the golden ratio spreads evenly over successive turns."""
-    return int(turn * 0.6180339887498949 % 1.0 * size)
+    """Where in a segment to begin, by the turn."""
+    return int(share_of(turn) * size)
+
+
+def share_of(turn: int) -> float:
+    """How much of a segment lies before the place to begin at: the golden ratio spreads successive turns evenly."""
+    return turn * 0.6180339887498949 % 1.0
 
 
 def _take_passed_(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from types import ModuleType
 
 import torch
@@ -12,31 +13,46 @@ from laconic.kernels import reference
 from laconic.kernels.reference import Inflow, Places, Taken
 from laconic.segments import Segments
 
-# Several blocks of every kernel, an odd tail, and a segment of one entry.
-_LAYER = Segments.of(["one", "many", "odd"], [1, 150_001, 777])
-_ROOMS = (1, 1_500, 5)
+# Several blocks of every kernel: with an odd tail and a segment of one entry; and such that vectors can be read.
+_LAYERS = {
+    Segments.of(["one", "many", "odd"], [1, 150_001, 777]): (1, 1_500, 5),
+    Segments.of(["even"], [150_016]): (1_500,),
+}
 
 
 def differences(
     fast: ModuleType, device: torch.device | str, dtype: torch.dtype, grads: Sequence[torch.dtype]
 ) -> list[str]:
     """Return the names of the ops that do not give the definition's bits. Running them compiles them."""
+    found = [name for layer in _LAYERS for name in _differ(layer, fast, device, dtype, grads)]
+    return list(dict.fromkeys(found))
+
+
+def _differ(
+    layer: Segments,
+    fast: ModuleType,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    grads: Sequence[torch.dtype],
+) -> list[str]:
     source = torch.Generator().manual_seed(0)
     # Multiples of 1/64: many are equal, and bfloat16 can have most of them.
     gradient, owed = (
-        torch.randn(_LAYER.numel, generator=source).mul(64).round().div(64).to(dtype) for _ in range(2)
+        torch.randn(layer.numel, generator=source).mul(64).round().div(64).to(dtype) for _ in range(2)
     )
     found = []
-    for grad in grads:
-        here, there = (_accumulated(k, d, gradient.to(grad), owed) for k, d in ((reference, "cpu"), (fast, device)))
+    for grad, moves in product(grads, (True, False)):
+        here, there = (
+            _accumulated(layer, k, d, gradient.to(grad), owed, moves=moves)
+            for k, d in ((reference, "cpu"), (fast, device))
+        )
         if not all(torch.equal(a, b.cpu()) for a, b in zip(here, there, strict=True)):
             found.append(f"accumulate_ or store_ of {grad}")
-    levels = torch.tensor([9.0, 2.0, 1.0], dtype=dtype)
-    for name, given in (("take_above_", levels), ("take_top_", None)):
-        results = [_taken(k, d, gradient, given) for k, d in ((reference, "cpu"), (fast, device))]
+    for name in ("take_above_", "take_above_ or the largest", "take_top_"):
+        results = [_taken(name, layer, k, d, gradient) for k, d in ((reference, "cpu"), (fast, device))]
         if not torch.equal(*(r.cpu() for r in results)):
             found.append(name)
-    at, values = torch.arange(0, _LAYER.numel, 7), owed[::7].contiguous()
+    at, values = torch.arange(0, layer.numel, 7), owed[::7].contiguous()
     sums = []
     for kernels, place in ((reference, "cpu"), (fast, device)):
         out = gradient.to(place, copy=True)
@@ -48,35 +64,37 @@ def differences(
     return found
 
 
-def _accumulated(kernels: ModuleType, device: torch.device | str, grad: Tensor, owed: Tensor) -> tuple[Tensor, ...]:
+def _accumulated(
+    layer: Segments,
+    kernels: ModuleType,
+    device: torch.device | str,
+    grad: Tensor,
+    owed: Tensor,
+    *,
+    moves: bool,
+) -> tuple[Tensor, ...]:
     x, proposed, stored = (owed.to(device, copy=True) for _ in range(3))
-    places = Places(grad=_LAYER, x=_LAYER, home=_LAYER)
-    ones = torch.ones(len(_LAYER), dtype=x.dtype, device=x.device)
+    places = Places(grad=layer, x=layer, home=layer)
+    ones = torch.ones(len(layer), dtype=x.dtype, device=x.device)
     inflow = Inflow(gain=ones * 0.3, unit=ones * 0.7, momentum=ones * 0.9, nesterov=ones)
-    done = kernels.accumulate_(
-        x,
-        grad.to(device),
-        inflow,
-        places,
-        owed=owed.to(device),
-        velocity=owed.to(device),
-        proposed=proposed,
-    )
+    velocity = {"velocity": owed.to(device), "proposed": proposed} if moves else {}
+    done = kernels.accumulate_(x, grad.to(device), inflow, places, owed=owed.to(device), **velocity)
     made = x.clone()
     kernels.store_(x, stored, places)
     return made, proposed, done.largest, x, stored
 
 
-def _taken(kernels: ModuleType, device: torch.device | str, x: Tensor, levels: Tensor | None) -> Tensor:
+def _taken(name: str, layer: Segments, kernels: ModuleType, device: torch.device | str, x: Tensor) -> Tensor:
     """Everything that comes out, in one vector: what was taken, how many qualified, and what is left."""
-    x = x.to(device, copy=True)
+    x, rooms = x.to(device, copy=True), _LAYERS[layer]
     taken: Taken
-    if levels is None:
-        taken = kernels.take_top_(x, _LAYER, _ROOMS)
+    if name == "take_top_":
+        taken = kernels.take_top_(x, layer, rooms)
     else:
-        largest = reference.fresh_of(x, _LAYER).largest
-        taken = kernels.take_above_(x, _LAYER, levels.to(device), _ROOMS, largest=largest, turn=3)
+        levels = torch.tensor([9.0, 2.0, 1.0], dtype=x.dtype, device=device)[-len(layer) :]
+        largest = None if name == "take_above_" else reference.fresh_of(x, layer).largest
+        taken = kernels.take_above_(x, layer, levels, rooms, largest=largest, turn=3)
     # On CUDA there may be zeros behind what was taken.
-    count = int(torch.minimum(taken.wanted.cpu(), torch.tensor(_ROOMS)).sum())
+    count = int(torch.minimum(taken.wanted.cpu(), torch.tensor(rooms)).sum())
     parts = (taken.positions[:count], taken.values[:count], taken.wanted, x)
     return torch.cat([p.to("cpu", torch.float64) for p in parts])
