@@ -28,7 +28,7 @@ from laconic.segments import Segments
 
 Work = Callable[[], Tensor | None]
 CHUNK = 4096
-RIVALS = {"eager": "eager\ntwin", "topk": "abs()\n.topk()", "dgc": "DGC\nsampling", "chunked": "chunked\ntop-k"}
+RIVALS = {"eager": "eager\ntwin", "topk": "abs()\n.topk()", "dgc": "DGC\nsample", "chunked": "chunked\ntop-k"}
 # Whole vectors that an op must read or write.
 PASSES = {"accumulate_": 3, "accumulate_ with momentum": 5, "take_above_": 1, "take_top_": 2, "pipeline": 4}
 # Vectors in memory at the worst moment: five that are kept, and what top-k makes of one on CPU.
@@ -37,7 +37,7 @@ BY = {
     "cpu": "growth of VmHWM in a call, the heap trimmed before",
     "cuda": "growth of torch.cuda.max_memory_allocated",
 }
-NOTE = """time over floor: 1 is what copies in between need for the same bytes. The columns behind it
+NOTE = """over floor: times what copies in between need for the same bytes. The columns behind it
 say how many times longer another way takes. pipeline: accumulate_ and take_above_. On a GPU
 the times are the GPU's; host: until the call comes back, while the GPU works."""
 
@@ -271,8 +271,8 @@ def _table(done: dict[str, Any]) -> Table:
     title = f"{done['name']}{many}; a copy moves {done['copy_bytes_per_second'] / 1e9:.1f} GB/s"
     out = Table(title=title, box=box.SIMPLE, padding=0)
     out.add_column("op")
-    on_cuda = ["launches", "host\nms"] if "launches" in done["ops"][0] else []
-    for heading in ("ms", *on_cuda, "MB\nmoved", "time over\nfloor", *RIVALS.values()):
+    on_cuda = ["laun-\nches", "host\nms"] if "launches" in done["ops"][0] else []
+    for heading in ("ms", *on_cuda, "MB\nmoved", "over\nfloor", *RIVALS.values()):
         out.add_column(heading, justify="right")
     for row in done["ops"]:
         numbers = (1e3 * row["seconds"]["laconic"], row["bytes"] / 1e6, row["over_floor"])
