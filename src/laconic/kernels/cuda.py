@@ -59,7 +59,7 @@ def accumulate_(
                 x, grad, *vectors, *flow, norms, largest, squares, peaks, cut.owner, cut.table,
                 counters_of(x.device, cut.count), cut.count,
                 OWES=owed is not None, MOVES=moves, KEY=KEYS[x.dtype], ALIGN=align_of(cut, x, grad, *vectors),
-                BLOCK=BLOCK, WIDE=_WIDE, num_warps=8, enable_fp_fusion=False,
+                BLOCK=BLOCK, WIDE=_WIDE, num_warps=8 if moves else 4, enable_fp_fusion=False,
             )  # fmt: skip
     return Accumulated(norms=norms, largest=largest)
 
