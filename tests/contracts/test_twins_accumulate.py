@@ -11,12 +11,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from contracts.twins import (
+    ANY,
     BORDERS,
     FAMILIES,
     FINITE,
     FLOATS,
     LARGE,
     NEEDS,
+    OFFSETS,
+    SEEDS,
     Twin,
     embedded,
     laid_out,
@@ -37,7 +40,6 @@ TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 # A square below the normal numbers is rounded to a multiple of the smallest one.
 SMALLEST = {torch.float32: 2.0**-149, torch.float64: 2.0**-1074}
 MODES = [(None, 0.0), (0.0, 0.0), (0.9, 0.0), (0.9, 1.0)]
-SEEDS = st.integers(0, 10**6)
 every_memory = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 every_gradient = pytest.mark.parametrize("grads", FLOATS, ids=str)
 
@@ -136,17 +138,7 @@ def test_what_is_owed_is_the_definitions_wherever_parameters_lie(twin, dtype, gr
         vectors = _vectors(twin, family, ends, grads, dtype, seed, owes=owes, moves=mode[0] is not None)
         _check(twin, places, ends, vectors, _inflow(len(sizes), dtype, *mode, seed), offset)
 
-    twin.holds(
-        check,
-        40,
-        sizes=layers(),
-        gap=st.integers(0, 2),
-        family=st.sampled_from(FAMILIES),
-        seed=SEEDS,
-        offset=st.sampled_from([0, 1, 3]),
-        owes=st.booleans(),
-        mode=st.sampled_from(MODES),
-    )
+    twin.holds(check, 40, **ANY, owes=st.booleans(), mode=st.sampled_from(MODES))
 
 
 @every_memory
@@ -163,7 +155,7 @@ def test_a_gradient_in_x_itself_is_read_before_it_is_written_over(twin, dtype):
         sizes=layers(),
         family=st.sampled_from(FAMILIES),
         seed=SEEDS,
-        offset=st.sampled_from([0, 1, 3]),
+        offset=OFFSETS,
         owes=st.booleans(),
         mode=st.sampled_from(MODES),
     )
@@ -212,6 +204,32 @@ def test_a_velocity_that_has_no_place_to_go_is_left_out_as_the_definition_does(t
     assert same(*results)
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_what_is_stored_is_the_definitions_wherever_parameters_lie(twin, dtype):
+    def check(sizes, gap, family, seed, offset):
+        places, ends = _three_orders(sizes, gap)
+        results = []
+        for module, device in ((reference, "cpu"), (twin.module, twin.device)):
+            around, x = embedded(twin.draw(family, ends[1], seed, dtype), offset, device)
+            beside, owed = embedded(twin.draw(family, ends[2], seed + 1, dtype), offset, device)
+            module.store_(x, owed, places)
+            results.append(torch.cat([around, beside]).cpu())
+        assert same(*results)
+
+    twin.holds(check, 40, **ANY)
+
+
+@pytest.mark.parametrize("sizes", [*BORDERS, *LARGE], ids=str)
+def test_at_the_borders_of_blocks_the_definitions_entries_are_stored(twin, sizes):
+    places, ends = _three_orders(sizes)
+    results = []
+    for module, device in ((reference, "cpu"), (twin.module, twin.device)):
+        x, owed = (twin.draw("normal", end, i, torch.float32).to(device) for i, end in enumerate(ends[1:]))
+        module.store_(x, owed, places)
+        results.append(torch.cat([x, owed]).cpu())
+    assert same(*results)
+
+
 def _check_added(twin: Twin, out: Tensor, positions: list[Tensor], values: list[Tensor], scale: float, offset: int):
     around, mine = embedded(out, offset)
     beside, theirs = embedded(out, offset, twin.device)
@@ -247,7 +265,7 @@ def test_payloads_are_added_as_the_definition_does(twin, dtype):
         ranks=st.integers(0, 4),
         family=st.sampled_from(FAMILIES),
         seed=SEEDS,
-        offset=st.sampled_from([0, 1, 3]),
+        offset=OFFSETS,
         scale=st.sampled_from([1.0, 0.25, 1 / 3, -1.0, 1e-3]),
         density=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
         index=st.sampled_from([torch.int64, torch.int32]),

@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from contracts.twins import (
+    ANY,
     BORDERS,
     FAMILIES,
     FLOATS,
     LARGE,
     NEEDS,
+    SEEDS,
     Twin,
     check_take,
     laid_out,
-    layers,
     numpy_may_warn,
     twin_of,
 )
@@ -30,9 +31,7 @@ from laconic.segments import Segments
 
 pytestmark = numpy_may_warn
 every_dtype = pytest.mark.parametrize("dtype", FLOATS, ids=str)
-SEEDS = st.integers(0, 10**6)
 LEVELS = [0.0, -0.0, -1.0, 0.5, 1.0, 1.5, 2.0, 60.0, math.inf, -math.inf, math.nan]
-OFFSETS = st.sampled_from([0, 1, 3])
 
 
 @pytest.fixture(scope="module", params=NEEDS)
@@ -77,11 +76,7 @@ def test_what_is_above_a_threshold_is_the_definitions_on_any_layout(twin, dtype)
     twin.holds(
         check,
         50,
-        sizes=layers(),
-        gap=st.integers(0, 2),
-        family=st.sampled_from(FAMILIES),
-        seed=SEEDS,
-        offset=OFFSETS,
+        **ANY,
         one=st.booleans(),
         turn=st.one_of(st.integers(0, 5), SEEDS),
         levels=st.lists(st.sampled_from(LEVELS), min_size=4, max_size=4),
@@ -99,11 +94,7 @@ def test_the_largest_are_the_definitions_on_any_layout(twin, dtype):
     twin.holds(
         check,
         50,
-        sizes=layers(),
-        gap=st.integers(0, 2),
-        family=st.sampled_from(FAMILIES),
-        seed=SEEDS,
-        offset=OFFSETS,
+        **ANY,
         picks=st.lists(st.integers(0, 9), min_size=4, max_size=4),
     )
 

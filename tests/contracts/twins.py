@@ -20,6 +20,7 @@ NEEDS = {"cpu": "numba", "cuda": "triton"}
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _EDGE = 4
+SEEDS, OFFSETS = st.integers(0, 10**6), st.sampled_from([0, 1, 3])
 _GUARD = 77.0
 # The interpreter computes with NumPy, which speaks up where numbers overflow or become none: here that is wanted.
 numpy_may_warn = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
@@ -189,7 +190,15 @@ def layers(most: int = 300) -> st.SearchStrategy[list[int]]:
     return st.lists(st.one_of(st.sampled_from(borders), st.integers(0, most)), min_size=0, max_size=4)
 
 
-# Around the Triton twin's block of 4096 and the Numba twin's blocks of 1024 and steps of 8192.
+# What a draw may be of: some segments with gaps between, values of a family, in a storage that begins before them.
+ANY: dict[str, st.SearchStrategy] = {
+    "sizes": layers(),
+    "gap": st.integers(0, 2),
+    "family": st.sampled_from(FAMILIES),
+    "seed": SEEDS,
+    "offset": OFFSETS,
+}
+# Around the Triton twin's block of 8192, which is its sample too, and the Numba twin's blocks of 1024.
 BORDERS = [[1], [1023], [1025], [4095, 1], [4096], [4097, 0, 3], [8191], [8192, 5], [8193]]
-# Around the Numba twin's chunk of 65536; from there on the Triton twin looks at a sample first.
+# Around the Numba twin's chunk of 65536 and the Triton twin's group of 131072.
 LARGE = [[65535], [65536, 3], [65537], [3, 131_073, 17], [70_000, 0, 1, 200_001]]

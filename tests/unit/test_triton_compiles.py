@@ -34,6 +34,7 @@ x = grad.to(wide)
 places, flow = Places(grad=layer, x=layer, home=layer), Inflow.plain(2, like=x)
 cuda.accumulate_(x, grad, flow, places, owed=x, velocity=x, proposed=x)
 cuda.accumulate_(x, grad, flow, places, owed=x)
+cuda.store_(x, x, places)
 cuda.take_above_(grad, layer, levels, [5, 70], largest=levels)
 cuda.take_above_(grad, layer, levels, [5, 70])
 cuda.take_top_(grad, layer, [5, 70])
@@ -67,7 +68,18 @@ def test_every_kernel_compiles_for_a_gpu_that_is_not_here(dtype):
     assert done.returncode == 0, done.stderr[-3000:]
     kernels = [line.split() for line in done.stdout.splitlines()]
     names = {name for name, *_ in kernels}
-    assert {"_accumulate", "_mark", "_move", "_add", "_sample", "_list", "narrow", "settle", "pick"} <= names
+    assert {
+        "_accumulate",
+        "_store",
+        "_mark",
+        "_move",
+        "_add",
+        "_sample",
+        "_list",
+        "narrow",
+        "settle",
+        "pick",
+    } <= names
     assert all(int(size) > 0 for _, size, _ in kernels)
     # A product and a sum made one would round once where the definition rounds twice.
     assert [name for name, _, fused in kernels if int(fused)] == []

@@ -19,7 +19,7 @@ from laconic.kernels.cuda_above import take_above_
 from laconic.kernels.cuda_layout import BLOCK, align_of, bits_of, counters_of, device_of, kernel, layout_of, placed
 from laconic.kernels.cuda_marks import KEYS, unsigned
 from laconic.kernels.cuda_top import take_top_
-from laconic.kernels.reference import Accumulated, Inflow, Places, store_
+from laconic.kernels.reference import Accumulated, Inflow, Places
 
 __all__ = ["accumulate_", "add_payloads_", "store_", "take_above_", "take_top_", "version"]
 
@@ -62,6 +62,16 @@ def accumulate_(
                 BLOCK=BLOCK, WIDE=_WIDE, num_warps=8 if moves else 4, enable_fp_fusion=False,
             )  # fmt: skip
     return Accumulated(norms=norms, largest=largest)
+
+
+def store_(x: Tensor, owed: Tensor, places: Places) -> None:
+    """Do what ``reference.store_`` does in one pass."""
+    cut = layout_of(x.device, places.x, places.home)
+    if cut.count:
+        with device_of(x):
+            _store[(cut.blocks,)](
+                x, owed, cut.owner, cut.table, cut.count, ALIGN=align_of(cut, x, owed), BLOCK=BLOCK, num_warps=4
+            )
 
 
 def add_payloads_(
@@ -127,6 +137,20 @@ def _accumulate(  # type: ignore[no-untyped-def]
         tl.store(norms + s, tl.sqrt(tl.sum(total)).to(dtype))
         tl.store(largest + s, tl.max(peak).to(dtype, bitcast=True))
         tl.store(counters + s, 0)
+
+
+@kernel
+def _store(x, owed, owner, table, segments, ALIGN: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Move a block of x to where it is at home, and leave zeros."""
+    block, row = tl.program_id(0), segments + 1
+    s = tl.load(owner + block)
+    start = (block - tl.load(table + s)) * BLOCK
+    lane, rest = tl.arange(0, BLOCK), tl.minimum(tl.load(table + row + s) - start, BLOCK).to(tl.int32)
+    inside = lane < tl.multiple_of(rest, ALIGN)
+    here = placed(x, start + tl.load(table + 3 * row + s), ALIGN) + lane
+    home = placed(owed, start + tl.load(table + 4 * row + s), ALIGN) + lane
+    tl.store(home, tl.load(here, mask=inside, other=0), mask=inside)
+    tl.store(here, tl.zeros([BLOCK], x.dtype.element_ty), mask=inside)
 
 
 @kernel
