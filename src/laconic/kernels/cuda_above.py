@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels import reference
-from laconic.kernels.cuda_layout import BLOCK, GROUP, bits_of, device_of, kernel, layout_of
-from laconic.kernels.cuda_marks import PART, lowest, mark, marked
+from laconic.kernels.cuda_layout import BLOCK, GROUP, device_of, kernel, layout_of
+from laconic.kernels.cuda_marks import PART, Above, lowest, mark, marked
 from laconic.kernels.reference import Taken
 from laconic.segments import Segments
 
@@ -36,18 +36,17 @@ def take_above_(
     wanted = x.new_empty(cut.count, dtype=torch.int64)
     if not cut.count:
         return Taken(positions=positions, values=values, wanted=wanted)
-    # Four numbers a segment: early, early taken, late taken, first place.
-    plan = x.new_empty(4 * (cut.count + 1), dtype=torch.int64)
-    given = thresholds if largest is None else largest.contiguous()
-    asked = _on(x.device, tuple(rooms))
-    # Its sign makes it a number of 64 bits even for zero; a float argument would be rounded to 32.
-    begin = bits_of(-reference.share_of(turn))
-    notes = mark(
-        x, cut, thresholds.contiguous(), above=(given, asked, plan, wanted), begin=begin, alone=largest is not None
+    above = Above(
+        rooms=_on(x.device, tuple(rooms)),
+        largest=None if largest is None else largest.contiguous(),
+        begin=reference.share_of(turn),
+        plan=x.new_empty(4 * (cut.count + 1), dtype=torch.int64),
+        wanted=wanted,
     )
+    notes = mark(x, cut, thresholds.contiguous(), above)
     with device_of(x):
         _move[(cut.groups * (GROUP // PART) + -(-room // BLOCK),)](
-            x, *notes.all, plan, positions, values, cut.group_owner, cut.table, cut.count, cut.groups, room,
+            x, *notes.all, above.plan, positions, values, cut.group_owner, cut.table, cut.count, cut.groups, room,
             BLOCK=BLOCK, GROUP=GROUP, PART=PART, TILE=_TILE, num_warps=4,
         )  # fmt: skip
     return Taken(positions=positions, values=values, wanted=wanted)

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from laconic.kernels.cuda_layout import kernel
+from laconic.kernels.cuda_layout import count_before, kernel
 from laconic.kernels.cuda_marks import keys_of
 
 # Candidates that are looked at together; bits that a round finds.
@@ -121,13 +121,7 @@ def settle(  # type: ignore[no-untyped-def]
     tl.debug_barrier()
     if tl.atomic_add(counters, 1) == programs - 1:
         wide, ties = tl.arange(0, WIDE), plan + programs + 1
-        total = tl.cast(0, tl.int64)
-        for i in range(0, programs, WIDE):
-            inside = i + wide < programs
-            n = tl.load(hits + programs + i + wide, mask=inside, other=0, cache_modifier=".cg")
-            tl.store(ties + i + wide, total + tl.cumsum(n, 0) - n, mask=inside)
-            total += tl.sum(n)
-        tl.debug_barrier()
+        count_before(hits + programs, ties, programs, WIDE)
         to = tl.cast(0, tl.int64)
         for i in range(0, programs, WIDE):
             inside = i + wide < programs

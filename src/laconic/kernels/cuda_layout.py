@@ -31,7 +31,7 @@ class Layout:
 
     ``owner`` names each block's segment, ``group_owner`` each group's. The rows of ``table`` are one longer than
     there are segments: the first block, the size, the first group, then the offset in each of the tensors that
-    share the layout.
+    share the layout. ``even``: whether all sizes and offsets are multiples of what a thread reads at once.
     """
 
     count: int
@@ -133,6 +133,19 @@ def kernel(function: Callable[..., None]) -> Any:
 def bits_of(value: float) -> int:
     """Return the bits of a float64: as a float, an argument of a kernel is rounded to 32 bits on its way."""
     return int(struct.unpack("<q", struct.pack("<d", value))[0])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def count_before(counts, before, count, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Write what comes before each count, and behind the last one the sum. For one program, when all are there."""
+    wide, total = tl.arange(0, WIDE), tl.cast(0, tl.int64)
+    for i in range(0, count, WIDE):
+        more = i + wide < count
+        n = tl.load(counts + i + wide, mask=more, other=0, cache_modifier=".cg")
+        tl.store(before + i + wide, total + tl.cumsum(n, 0) - n, mask=more)
+        total += tl.sum(n)
+    tl.store(before + count, total)
+    tl.debug_barrier()
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -10,7 +10,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.cuda_layout import BLOCK, GROUP, Layout, align_of, counters_of, device_of, kernel, placed
+from laconic.kernels.cuda_layout import (
+    BLOCK,
+    GROUP,
+    Layout,
+    align_of,
+    bits_of,
+    count_before,
+    counters_of,
+    device_of,
+    kernel,
+    placed,
+)
 
 # How many partial results the last program looks at together; segments it looks at together.
 _WIDE, _TILE = 2048, 256
@@ -33,30 +44,37 @@ class Marks:
         return self.words, self.counts, self.before
 
 
-def mark(
-    x: Tensor,
-    cut: Layout,
-    levels: Tensor,
-    *,
-    above: tuple[Tensor, ...] | None = None,
-    begin: int = -1 << 63,
-    alone: bool = False,
-) -> Marks:
-    """Note the entries above their segment's threshold or, where ``above`` is not given, those that reach a key.
+@dataclass(frozen=True, kw_only=True)
+class Above:
+    """What is asked of a segment whose entries are taken above a threshold, and where it is answered.
 
-    ``above``: the largest magnitudes, the rooms, and where to write who is taken and how many are wanted.
+    ``rooms`` and the ``largest`` magnitudes as ``take_above_`` has them; ``begin``: the share of each segment that
+    lies before the place to begin at. Four rows of ``plan``, one longer than there are segments, will say who is
+    taken: early, early taken, late taken, first place.
     """
+
+    rooms: Tensor
+    largest: Tensor | None
+    begin: float
+    plan: Tensor
+    wanted: Tensor
+
+
+def mark(x: Tensor, cut: Layout, levels: Tensor, above: Above | None = None) -> Marks:
+    """Note the entries above their segment's level; where ``above`` is not given, those that reach it as a key."""
     words = x.new_empty(cut.blocks * (BLOCK // 32), dtype=torch.int32)
     counts = x.new_empty(cut.blocks + cut.groups, dtype=torch.int32)
     before = x.new_empty(cut.groups + 1, dtype=torch.int64)
-    # What is absent is never looked at; a pointer must be given all the same.
-    more = above or (levels, before, before, before)
+    # What is absent is never looked at; something must be given all the same.
+    asked = above or Above(rooms=before, largest=None, begin=0.0, plan=before, wanted=before)
+    largest = levels if asked.largest is None else asked.largest
     with device_of(x):
         _mark[(cut.blocks,)](
-            x, levels, words, counts, before, *more, cut.owner, cut.table, counters_of(x.device, 1 + cut.groups),
-            cut.count, cut.blocks, cut.groups, begin,
-            ABOVE=above is not None, ALONE=alone, KEY=KEYS[x.dtype], ALIGN=align_of(cut, x), BLOCK=BLOCK,
-            GROUP=GROUP, TILE=_TILE, WIDE=_WIDE, num_warps=8,
+            x, levels, words, counts, before, largest, asked.rooms, asked.plan, asked.wanted, cut.owner, cut.table,
+            # The sign makes it a number of 64 bits even where it is zero: one type, one compilation.
+            counters_of(x.device, 1 + cut.groups), cut.count, cut.blocks, cut.groups, bits_of(-asked.begin),
+            ABOVE=above is not None, ALONE=asked.largest is not None, KEY=KEYS[x.dtype], ALIGN=align_of(cut, x),
+            BLOCK=BLOCK, GROUP=GROUP, TILE=_TILE, WIDE=_WIDE, num_warps=8,
         )  # fmt: skip
     return Marks(words, counts, before)
 
@@ -131,7 +149,7 @@ def _begin(size, share):  # type: ignore[no-untyped-def]
 
 @kernel
 def _mark(  # type: ignore[no-untyped-def]
-    x, levels, words, counts, before, largest, asked, plan, wanted, owner, table, counters,
+    x, levels, words, counts, before, largest, rooms, plan, wanted, owner, table, counters,
     segments, blocks, groups, share,
     ABOVE: tl.constexpr, ALONE: tl.constexpr, KEY: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr,
     GROUP: tl.constexpr, TILE: tl.constexpr, WIDE: tl.constexpr,
@@ -174,24 +192,16 @@ def _mark(  # type: ignore[no-untyped-def]
                 tl.store(plan + s, tl.sum(_ones(bits)) + tl.sum(tl.where(each < inside, n, 0)))
         tl.debug_barrier()
         if tl.atomic_add(counters, 1) == groups - 1:
-            wide = tl.arange(0, WIDE)
-            total = tl.cast(0, tl.int64)
-            for i in range(0, groups, WIDE):
-                more = i + wide < groups
-                found = tl.load(counts + blocks + i + wide, mask=more, other=0, cache_modifier=".cg")
-                tl.store(before + i + wide, total + tl.cumsum(found, 0) - found, mask=more)
-                total += tl.sum(found)
-            tl.store(before + groups, total)
+            count_before(counts + blocks, before, groups, WIDE)
             tl.store(counters, 0)
             if ABOVE:
-                tl.debug_barrier()
-                _settle(levels, largest, before, asked, plan, wanted, table, segments, share,
+                _settle(levels, largest, before, rooms, plan, wanted, table, segments, share,
                         ALONE, KEY, BLOCK * GROUP, TILE)  # fmt: skip
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _settle(  # type: ignore[no-untyped-def]
-    levels, largest, before, asked, plan, wanted, table, segments, share,
+    levels, largest, before, rooms, plan, wanted, table, segments, share,
     ALONE: tl.constexpr, KEY: tl.constexpr, REACH: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Say who is taken.
@@ -212,7 +222,7 @@ def _settle(  # type: ignore[no-untyped-def]
         early += tl.load(plan + s, mask=more, other=0, cache_modifier=".cg")
         alone = _level(levels, largest, s, more, ALONE, KEY)[1]
         want = tl.where(alone, tl.minimum(found, 1), found)
-        taken = tl.minimum(tl.load(asked + s, mask=more, other=0), want)
+        taken = tl.minimum(tl.load(rooms + s, mask=more, other=0), want)
         late = tl.minimum(found - early, taken)
         tl.store(wanted + s, want, mask=more)
         tl.store(plan + s, early, mask=more)

@@ -41,12 +41,8 @@ def _on_cuda(work: Callable[[], object], before: Callable[[], object]) -> float:
 
 
 def host_seconds(work: Callable[[], object], *, before: Callable[[], object], repeats: int) -> list[float]:
-    """Time until a call on a GPU comes back to the host, which is when the next one can be launched."""
-    seconds: list[float] = []
-    for _ in range(repeats):
-        before()
-        began = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - began)
-        torch.cuda.synchronize()
-    return seconds
+    """Time until a call on a GPU comes back to the host, which is when the next one can be launched.
+
+    ``before`` must wait until the GPU is idle.
+    """
+    return [_on_cpu(work, before) for _ in range(repeats)]
