@@ -15,7 +15,15 @@ from laconic.lab.bench_kernels import BenchKernels
 from laconic.lab.bench_step import BenchStep
 from laconic.lab.layouts import lstm, resnet50
 
-OPS = ["accumulate_", "accumulate_ with momentum", "take_above_", "take_top_", "add_payloads_", "pipeline"]
+OPS = [
+    "accumulate_",
+    "accumulate_ with momentum",
+    "take_above_",
+    "take_top_",
+    "store_",
+    "add_payloads_",
+    "pipeline",
+]
 SELECTS = ("take_above_", "take_top_", "pipeline")
 RIVALS = {"eager", "topk", "dgc", "chunked"}
 

@@ -30,7 +30,8 @@ Work = Callable[[], Tensor | None]
 CHUNK = 4096
 RIVALS = {"eager": "eager\ntwin", "topk": "abs()\n.topk()", "dgc": "DGC\nsample", "chunked": "chunked\ntop-k"}
 # Whole vectors that an op must read or write.
-PASSES = {"accumulate_": 3, "accumulate_ with momentum": 5, "take_above_": 1, "take_top_": 2, "pipeline": 4}
+PASSES = {"accumulate_": 3, "accumulate_ with momentum": 5, "take_above_": 1, "take_top_": 2, "store_": 3}
+PASSES["pipeline"] = PASSES["accumulate_"] + PASSES["take_above_"]
 # Vectors in memory at the worst moment: five that are kept, and what top-k makes of one on CPU.
 HELD = 12
 BY = {
@@ -206,6 +207,7 @@ class Case:
             "accumulate_ with momentum": momentum,
             "take_above_": lambda: twin.take_above_(x, segments, self.thresholds, self.rooms).values,
             "take_top_": lambda: twin.take_top_(x, segments, self.counts).values,
+            "store_": lambda: twin.store_(x, self.proposed, places),
             "add_payloads_": lambda: twin.add_payloads_(x, *self.payloads, scale=0.5),
             "pipeline": pipeline,
         }
