@@ -129,14 +129,16 @@ def test_segments_larger_than_a_chunk_give_the_definitions_entries(twin, sizes):
 )
 def test_where_a_sample_comes_first_the_largest_are_the_definitions(twin, family, count):
     """A sample may mislead: all that is large lies where it looks, or more of it in a block than was reckoned."""
-    for size in (140_003,) if twin.slow else (65_539, 140_003, 1_000_003):
+    # Interpreted, a list that is too short for its candidates takes long.
+    few = (20_003,) if family in ("equal", "sparse") else (140_003,)
+    for size in few if twin.slow else (20_003, 65_539, 140_003, 1_000_003):
         layout = segments_of([size, 5])
         _top(twin, twin.draw(family, size + 5, 1, torch.float32), layout, [count, 2], offset=1)
 
 
 def test_where_a_sample_sees_all_that_is_large_the_rest_is_taken_too(twin):
     """Of 8192 large entries, all in the Triton twin's sample, an edge is made that few of all reach."""
-    size, i = 140_003, torch.arange(8192)
+    size, i = 40_003, torch.arange(8192)
     watched = ((i * size) >> 13) + ((((i * 40503) & 0xFFFF) * (size >> 13)) >> 16)
     x = twin.draw("normal", size, 6, torch.float32)
     x[watched] = 50 + x[watched].abs()
