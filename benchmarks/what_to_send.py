@@ -24,17 +24,22 @@ from typing import Any
 import torch
 import tyro
 from rich.console import Console
-from rich.progress import Progress
 
 import laconic
+from laconic.lab.folder import RunFolder
 from laconic.lab.launch import run_ranks
-from laconic.lab.text import embedded_corpus
-from laconic.lab.train import Training, train
+from laconic.lab.loop import Loop
+from laconic.lab.seeds import seed_for
+from laconic.lab.show import Show
+from laconic.lab.talk import StopWish, Talk
+from laconic.lab.tasks import Lm
+from laconic.lab.training import Course, Training
+from laconic.lab.work import Place
 
-CLIP = laconic.LocalClip(norm=Training().clip)
-PLAIN = Training()
-FALLING = Training(final=0.1)
-MOMENTUM = Training(rate=0.8, momentum=0.9)
+CLIP = laconic.LocalClip(norm=1.0)
+PLAIN = Training(eval_every=600)
+FALLING = replace(PLAIN, schedule="linear", final=0.1)
+MOMENTUM = replace(PLAIN, rate=0.8, momentum=0.9)
 
 
 def _clipped(method: laconic.Method) -> laconic.Method:
@@ -117,30 +122,42 @@ def run(group: str, row: str, seed: int, ranks: int) -> dict[str, Any]:
 
 
 def _work(training: Training, method: laconic.Method) -> dict[str, Any]:
-    with Progress(disable=True) as show:
-        row = train(training, method, embedded_corpus(), show)
-    layers = [asdict(layer) for layer in row.stats.layers]
+    task, talk, cpu = Lm(), Talk(), torch.device("cpu")
+    settled = training.filled(task.choice())
+    place = Place(
+        rank=talk.rank,
+        ranks=talk.ranks,
+        device=cpu,
+        seed=settled.seed,
+        batch=settled.batch or 1,
+        data_home=Path(),
+    )
+    torch.manual_seed(seed_for(settled.seed, "weights"))
+    work = task.prepare(place)
+    with tempfile.TemporaryDirectory() as scratch, Show(hidden=True) as show, StopWish() as wish:
+        course, folder = Course.of(settled, work.steps_per_epoch), RunFolder(Path(talk.of_first(scratch)))
+        watcher = show.begin(method.name, course.steps, work.metric, folder.path, False)
+        outcome = Loop(work, course, method, place, talk, folder).run(watcher, wish, checkpoint_every=None)
+        talk.wait()
     return {
-        "valid_loss": row.valid_loss,
-        "train_loss": row.train_loss,
-        "wire_bytes": row.stats.wire_bytes,
-        "dense_bytes": row.stats.dense_bytes,
-        "ratio": row.stats.ratio,
-        "skipped_steps": row.stats.skipped_steps,
-        "layers": layers,
+        "valid_loss": outcome.last["eval_loss"],
+        "train_loss": outcome.last["loss"],
+        "wire_bytes": outcome.stats.wire_bytes,
+        "dense_bytes": outcome.stats.dense_bytes,
+        "ratio": outcome.stats.ratio,
+        "skipped_steps": outcome.stats.skipped_steps,
+        "layers": [asdict(layer) for layer in outcome.stats.layers],
     }
 
 
 def run_all(options: WhatToSend) -> None:
     console = Console()
-    corpus = embedded_corpus()
     result: dict[str, Any] = {
         "command": f"python benchmarks/what_to_send.py {' '.join(sys.argv[1:])}",
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cores": os.cpu_count(),
         "ranks": options.ranks,
-        "characters": len(corpus.train) + len(corpus.valid),
         "runs": [],
     }
     # Variants ("sdagc, ...") come last: a call that is broken off has the methods and ablations.

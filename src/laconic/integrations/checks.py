@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 
 import torch
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from laconic.method import Method
@@ -94,7 +94,9 @@ def check_units(method: Method, optimizer: torch.optim.Optimizer) -> None:
 
 
 def _check_parameter(name: str, p: torch.nn.Parameter) -> None:
-    if isinstance(p, DTensor):
+    # To import it takes a second; where nobody has, no parameter is of its kind.
+    sharding = sys.modules.get("torch.distributed.tensor")
+    if sharding is not None and isinstance(p, sharding.DTensor):
         raise TypeError(f"{name} is sharded (DTensor). FSDP is not supported yet: use DDP or a plain module.")
     if p.is_complex():
         raise TypeError(f"{name} is complex ({p.dtype}). Hold real and imaginary parts as two real parameters.")

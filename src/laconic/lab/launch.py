@@ -1,24 +1,53 @@
-"""Several ranks on this machine, through torch's own elastic launcher."""
+"""Ranks: several on this machine through torch's own launcher, or one that joins those started elsewhere."""
 
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import os
+import signal
+import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 T = TypeVar("T")
 
 
-def run_ranks(ranks: int, work: Callable[..., T], *args: Any) -> T:
-    """Call ``work(*args)`` on that many local ranks joined by gloo; return what rank 0 returns.
+@dataclass(frozen=True, kw_only=True)
+class Joined:
+    """The place that a launcher (torchrun, Slurm) has given this process."""
 
-    If one rank raises, all are ended and the error is raised here.
+    rank: int
+    ranks: int
+    local_rank: int
+    local_ranks: int
+    address: str
+    port: int
+
+
+class RankError(RuntimeError):
+    """A rank failed; the message is the last line of what it said."""
+
+
+def run_ranks(ranks: int, work: Callable[..., T], *args: Any, threads: int = 1, device: str = "cpu") -> T:
+    """Call ``work(*args)`` on that many local ranks; return what rank 0 returns.
+
+    If one rank raises, all are ended and the error is raised here. Ctrl-C is left to the ranks: work that notes it
+    ends by itself, and a second one ends everything at once.
     """
+    options: dict[str, Any] = {}
+    if "signals_to_handle" in {field.name for field in fields(LaunchConfig)}:
+        # The launcher would end the ranks itself, in the middle of a step, and wait half a minute for them.
+        options["signals_to_handle"] = "SIGQUIT"
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -28,18 +57,69 @@ def run_ranks(ranks: int, work: Callable[..., T], *args: Any) -> T:
         rdzv_endpoint="localhost:0",
         max_restarts=0,
         start_method="spawn",
+        **options,
     )
     # The launcher reports each failure itself, at length, before it raises it.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
-    results: dict[int, T] = elastic_launch(config, _join)(work, *args)
+    with _signals_handed_on():
+        try:
+            results: dict[int, T] = elastic_launch(config, _start)(work, args, threads, device)
+        except ChildFailedError as error:
+            raise RankError(_first_failure(error)) from None
     return results[0]
 
 
-def _join(work: Callable[..., T], *args: Any) -> T:
-    # Ranks share this machine's cores: more threads only make them wait for each other.
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def run_joined(place: Joined, work: Callable[..., T], *args: Any, threads: int = 1, device: str = "cpu") -> T:
+    """Call ``work(*args)`` in this process as one rank of a group that others join too."""
+    names = {"RANK": place.rank, "WORLD_SIZE": place.ranks, "LOCAL_RANK": place.local_rank}
+    names |= {"LOCAL_WORLD_SIZE": place.local_ranks, "MASTER_PORT": place.port}
+    os.environ.update({name: str(value) for name, value in names.items()} | {"MASTER_ADDR": place.address})
+    return _start(work, args, threads, device)
+
+
+def threads_for(local_ranks: int) -> int:
+    """Return how many threads a rank may use when it shares this machine's cores with others."""
+    return max(1, (os.cpu_count() or 1) // local_ranks)
+
+
+def _start(work: Callable[..., T], args: tuple[Any, ...], threads: int, device: str) -> T:
+    torch.set_num_threads(threads)
+    local_rank, local_ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    alone = device == "cuda" and local_ranks <= torch.cuda.device_count()
+    if device == "cuda":
+        torch.cuda.set_device(local_rank % torch.cuda.device_count())
+    # NCCL wants a GPU for every rank; gloo lets them share one.
+    dist.init_process_group("nccl" if alone else "gloo")
     try:
         return work(*args)
     finally:
         dist.destroy_process_group()
+
+
+def _first_failure(error: ChildFailedError) -> str:
+    rank, failure = error.get_first_failure()
+    message = failure.message
+    text = str(message.get("message", message) if isinstance(message, dict) else message)
+    return f"rank {rank} failed: {text.strip().splitlines()[-1] if text.strip() else failure}"
+
+
+@contextmanager
+def _signals_handed_on() -> Iterator[None]:
+    """Hand Ctrl-C and SIGTERM on to the ranks as SIGTERM, which asks them to stop; a second Ctrl-C ends them."""
+    interrupted = False
+
+    def hand_on(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        nonlocal interrupted
+        again, interrupted = interrupted and number == signal.SIGINT, True
+        for process in multiprocessing.active_children():
+            process.kill() if again else process.terminate()
+        if again:
+            raise KeyboardInterrupt
+        print("\nstopping at the next step that all ranks agree on; Ctrl-C again stops at once.", file=sys.stderr)
+
+    before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

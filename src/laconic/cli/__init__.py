@@ -1,0 +1,75 @@
+"""The ``laconic`` command."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+NEEDED = ("plotly", "rich", "sklearn", "tyro")
+
+try:
+    import tyro
+    from tyro.conf import CascadeSubcommandArgs, OmitArgPrefixes, OmitSubcommandPrefixes, subcommand
+
+    from laconic.cli.compare import Compare, ResumeCompare
+    from laconic.cli.data import Data
+    from laconic.cli.methods import Methods
+    from laconic.cli.report import Report
+    from laconic.cli.runs import fail
+    from laconic.cli.train import ResumeTrain, Train
+    from laconic.lab.bench_kernels import BenchKernels
+    from laconic.lab.bench_step import BenchStep
+except ModuleNotFoundError as error:
+    if error.name not in NEEDED:
+        raise
+    print(f'laconic: the command line needs {error.name}: pip install "laconic[lab]"', file=sys.stderr)
+    raise SystemExit(2) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """Measure on this machine what laconic's kernels and steps take."""
+
+    benchmark: Annotated[BenchKernels, subcommand("kernels")] | Annotated[BenchStep, subcommand("step")]
+
+    def run(self) -> None:
+        """Run the benchmark chosen."""
+        self.benchmark.run()
+
+
+# Options may stand behind any word, and have no prefixes.
+MARKERS = (CascadeSubcommandArgs, OmitArgPrefixes, OmitSubcommandPrefixes)
+# A command is a dataclass with a run method.
+COMMANDS: Any = (
+    Annotated[Methods, subcommand("methods")]
+    | Annotated[Train, subcommand("train")]
+    | Annotated[Compare, subcommand("compare")]
+    | Annotated[Report, subcommand("report")]
+    | Annotated[Data, subcommand("data")]
+    | Annotated[Bench, subcommand("bench")]
+)
+# With --resume the task and its settings are those of the folder.
+RESUMED: Any = Annotated[ResumeTrain, subcommand("train")] | Annotated[ResumeCompare, subcommand("compare")]
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the command that the words name; wrong input ends with an error of one line and exit code 2."""
+    args = sys.argv[1:] if args is None else args
+    resumes = any(word.split("=")[0] == "--resume" for word in args)
+    command = tyro.cli(
+        RESUMED if resumes else COMMANDS,
+        prog="laconic",
+        description="Train deep networks over slow links: commands to try, to compare and to measure.",
+        args=args,
+        config=MARKERS,
+    )
+    try:
+        command.run()
+    except (ValueError, FileNotFoundError, ImportError) as wrong:
+        fail(str(wrong))
+
+
+if __name__ == "__main__":
+    main()

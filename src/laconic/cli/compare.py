@@ -1,0 +1,133 @@
+"""``laconic compare``: several methods with the same seeds, data and evaluation, and a page that shows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from laconic.cli.runs import Where, carry_out, first_here, print_json, resumed
+from laconic.cli.train import TaskChoice
+from laconic.lab.folder import RunFolder, read_json, write_json
+from laconic.lab.method_words import folder_name, words_of
+from laconic.lab.report.page import write_page
+from laconic.lab.report.read import read_runs
+from laconic.lab.report.tables import rich_table
+from laconic.lab.session import Order
+from laconic.lab.spec import Spec
+from laconic.lab.training import Training
+
+PLAN = "compare.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare:
+    """Train a task with several methods, one after the other, and write summary.json and report.html.
+
+    Seeds, data and evaluation are equal. To go on with a comparison that was stopped: laconic compare --resume DIR.
+    """
+
+    task: TaskChoice
+    methods: str = "dense,topk,sdagc"
+    """Methods between commas, each with its settings: dense,topk:density=0.01,sdagc:c=20."""
+    where: Where = field(default_factory=Where)
+    training: Training = field(default_factory=Training)
+
+    def run(self) -> None:
+        """Train with every method, write the files, and print the table."""
+        words, where = words_of(self.methods), self.where
+        spec = where.spec(self.task, self.training, words[0])
+        plan = Plan(out=where.folder(f"{self.task.name}-compare"), spec=spec, words=words)
+        plan.carry_out(tensorboard=where.tensorboard, json=where.json)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeCompare:
+    """Go on with a comparison: what is finished stays, the rest is trained."""
+
+    resume: Path
+    """The comparison's folder."""
+    tensorboard: bool = False
+    """Write TensorBoard's files too."""
+    json: bool = False
+    """Print the summary as JSON, and no progress."""
+
+    def run(self) -> None:
+        """Train what is left, write the files, and print the table."""
+        if not (self.resume / PLAN).exists():
+            raise FileNotFoundError(f"{self.resume} has no {PLAN}: give a folder that compare has begun.")
+        saved = read_json(self.resume / PLAN)
+        plan = Plan(out=self.resume, spec=resumed(Spec.from_dict(saved["spec"])), words=saved["methods"])
+        plan.carry_out(tensorboard=self.tensorboard, json=self.json)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is compared, and where it goes."""
+
+    out: Path
+    spec: Spec
+    words: list[str]
+
+    def carry_out(self, *, tensorboard: bool, json: bool) -> None:
+        """Make the runs that are not finished, write summary and page, and print what came of it."""
+        if first_here():
+            write_json(self.out / PLAN, {"methods": self.words, "spec": self.spec.as_dict()})
+        orders = tuple(order for order in self.orders(tensorboard) if not _finished(order.folder))
+        stopped = bool(orders) and carry_out(orders, "laconic compare", quiet=json).stopped
+        if not first_here():
+            return
+        summary = write_summary(self)
+        page = write_page(read_runs([self.out]), self.out / "report.html")
+        if json:
+            print_json(summary | {"folder": str(self.out), "report": str(page)})
+        else:
+            _print(self, page, stopped=stopped)
+        if stopped:
+            raise SystemExit(130)
+
+    def orders(self, tensorboard: bool) -> list[Order]:
+        """Return a run a method, each of which goes on from what its folder has."""
+        return [
+            Order(
+                spec=replace(self.spec, method=word),
+                folder=self.out / folder_name(word),
+                resume=True,
+                tensorboard=tensorboard,
+            )
+            for word in self.words
+        ]
+
+
+def write_summary(plan: Plan) -> dict[str, Any]:
+    """Write summary.json: what each method came to, of those that have begun to come to something."""
+    folders = {word: RunFolder(plan.out / folder_name(word)) for word in plan.words}
+    results = {word: folder.result() for word, folder in folders.items()}
+    done = {word: result for word, result in results.items() if result is not None}
+    first = next((folders[word].spec() for word in done), {})
+    summary = {"metric": first.get("metric"), "spec": plan.spec.as_dict(), "methods": done}
+    summary |= {"course": first.get("course")}
+    write_json(plan.out / "summary.json", summary)
+    return summary
+
+
+def _finished(folder: Path) -> bool:
+    result = RunFolder(folder).result()
+    return result is not None and bool(result["finished"])
+
+
+def _print(plan: Plan, page: Path, *, stopped: bool) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    runs = read_runs([plan.out])
+    console.print(rich_table(runs))
+    shares = [f"{run.label} {run.result['data_share']:.2%}" for run in runs if "data_share" in run.result]
+    console.print(f"waiting for data: {', '.join(shares)} of the training time")
+    console.print(
+        "bytes a rank: handed to the collectives by one rank. Between ranks of one machine sending costs next to "
+        "nothing: times show the price of selecting, not the gain on a slow link."
+    )
+    if stopped:
+        console.print(f"stopped. To go on: laconic compare --resume {plan.out}")
+    console.print(f"page: {page.resolve()}")

@@ -1,0 +1,37 @@
+"""``laconic methods``: the methods, their settings, their papers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from laconic.cli.runs import print_json
+from laconic.lab.method_words import about
+from laconic.methods import METHODS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Methods:
+    """List the methods, what each sends, its settings with their defaults, and its paper."""
+
+    json: bool = False
+    """Print it as JSON."""
+
+    def run(self) -> None:
+        """Print the list."""
+        known = [about(name) for name in METHODS]
+        if self.json:
+            print_json({"methods": [asdict(one) for one in known]})
+            return
+        table = Table(box=box.SIMPLE, show_lines=True)
+        for heading in ("method", "what it does", "settings", "paper"):
+            table.add_column(heading, overflow="fold")
+        for one in known:
+            settings = "\n".join(f"{key}={value}" for key, value in one.settings.items())
+            table.add_row(f"[bold]{one.name}[/]", one.what, settings or "none", one.paper)
+        console = Console()
+        console.print(table)
+        console.print("Write settings behind the name: --method topk:density=0.001:memory=update", highlight=False)

@@ -1,0 +1,112 @@
+"""What ``train`` and ``compare`` share: options of where and how, and the care for a run's folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from laconic.arguments import check_whole
+from laconic.cli.home import default_home
+from laconic.cli.places import joined, run_everywhere, settle
+from laconic.lab.launch import RankError
+from laconic.lab.machine import machine
+from laconic.lab.session import Order, Report, run_orders
+from laconic.lab.show import board_in
+from laconic.lab.spec import Device, Spec
+from laconic.lab.tasks import Task
+from laconic.lab.training import Training
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """Where runs go, and on what."""
+
+    workers: int = 2
+    """Ranks to start on this machine; under torchrun or srun those that were started count."""
+    out: Path | None = None
+    """Folder for what comes of it; by default a new one in runs/."""
+    device: Device = "auto"
+    """cpu or cuda; auto takes a GPU where there is one."""
+    data_home: Path = field(default_factory=default_home)
+    """Folder of the data sets that laconic data keeps (or LACONIC_DATA)."""
+    checkpoint_every: int | None = None
+    """Steps between checkpoints; by default at every evaluation. The last two are kept."""
+    tensorboard: bool = False
+    """Write TensorBoard's files too."""
+    json: bool = False
+    """Print the result as JSON, and no progress."""
+
+    def __post_init__(self) -> None:
+        check_whole("workers", self.workers, 1, "Write --workers 2.")
+        if self.tensorboard:
+            board_in(None)
+
+    def spec(self, task: Task, training: Training, method: str) -> Spec:
+        """Return the spec of a run here."""
+        place = joined(os.environ)
+        return Spec(
+            task=task,
+            training=training,
+            method=method,
+            workers=self.workers if place is None else place.ranks,
+            device=settle(self.device),
+            data_home=str(self.data_home),
+            checkpoint_every=self.checkpoint_every,
+        )
+
+    def folder(self, name: str) -> Path:
+        """Return the folder to write to; one that has something in it already is refused."""
+        out = self.out or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+        if first_here() and out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise ValueError(
+                f"{out} has something in it. Give another --out, or go on with a run: laconic train --resume {out}."
+            )
+        return out
+
+
+def resumed(spec: Spec) -> Spec:
+    """Return a saved spec if this place can go on with it: on as many ranks, and with a GPU if it had one."""
+    place = joined(os.environ)
+    if place is not None and place.ranks != spec.workers:
+        raise ValueError(f"the run has {spec.workers} ranks, and {place.ranks} were started. Start as many.")
+    settle(spec.device)
+    return spec
+
+
+def first_here() -> bool:
+    """Whether this process is the one that speaks: it was started alone, or is rank 0."""
+    place = joined(os.environ)
+    return place is None or place.rank == 0
+
+
+def carry_out(orders: tuple[Order, ...], command: str, *, quiet: bool) -> Report:
+    """Make the runs on every rank; what went wrong ends the command with a line that says what."""
+    spec = orders[0].spec
+    about = machine(command, {})
+    about.pop("options")
+    try:
+        report = run_everywhere(spec.workers, spec.device, run_orders, orders, about, quiet)
+    except RankError as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        fail("stopped at once; the last checkpoint is in the folder.", code=130)
+    if report.error is not None:
+        fail(report.error)
+    return report
+
+
+def print_json(data: dict[str, Any]) -> None:
+    """Print data for programs."""
+    print(json.dumps(data, indent=1))
+
+
+def fail(message: str, *, code: int = 2) -> NoReturn:
+    """End the command with a message; of several ranks one speaks."""
+    if first_here():
+        print(f"laconic: {message}", file=sys.stderr)
+    raise SystemExit(code)

@@ -1,0 +1,92 @@
+"""``laconic train``: one training, by one method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from rich.console import Console
+from tyro.conf import subcommand
+
+from laconic.cli.runs import Where, carry_out, first_here, print_json, resumed
+from laconic.lab.folder import RunFolder
+from laconic.lab.method_words import folder_name
+from laconic.lab.session import Order
+from laconic.lab.spec import Spec
+from laconic.lab.tasks import Lm, Logreg, Speech, Vision
+from laconic.lab.training import Training
+
+# A word of the command line for each of the tasks.
+TaskChoice = (
+    Annotated[Lm, subcommand("lm")]
+    | Annotated[Vision, subcommand("vision")]
+    | Annotated[Speech, subcommand("speech")]
+    | Annotated[Logreg, subcommand("logreg")]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """Train a task with a method: laconic train lm --method topk:density=0.01 --workers 2.
+
+    Or go on with a run from its last checkpoint, to the same bits: laconic train --resume DIR.
+    """
+
+    task: TaskChoice
+    method: str = "dense"
+    """A method with its settings, NAME:SETTING=VALUE:...; laconic methods lists them."""
+    where: Where = field(default_factory=Where)
+    training: Training = field(default_factory=Training)
+
+    def run(self) -> None:
+        """Train, and say what came of it."""
+        where, task = self.where, self.task
+        spec = where.spec(task, self.training, self.method)
+        out = where.folder(f"{task.name}-{folder_name(self.method)}")
+        train_one(Order(spec=spec, folder=out, tensorboard=where.tensorboard), json=where.json)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeTrain:
+    """Go on with a run from its last checkpoint, to the same bits as if it had never stopped."""
+
+    resume: Path
+    """The run's folder."""
+    tensorboard: bool = False
+    """Write TensorBoard's files too."""
+    json: bool = False
+    """Print the result as JSON, and no progress."""
+
+    def run(self) -> None:
+        """Train what is left, and say what came of it."""
+        spec = resumed(Spec.from_dict(RunFolder(self.resume).spec()))
+        order = Order(spec=spec, folder=self.resume, resume=True, tensorboard=self.tensorboard)
+        train_one(order, json=self.json)
+
+
+def train_one(order: Order, *, json: bool) -> None:
+    """Make one run, and say what came of it."""
+    report = carry_out((order,), "laconic train", quiet=json)
+    if not first_here():
+        return
+    result = report.results[0]
+    if json:
+        print_json(result | {"folder": str(order.folder)})
+    else:
+        _print(result, order.folder)
+    if report.stopped:
+        raise SystemExit(130)
+
+
+def _print(result: dict[str, object], folder: Path) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    scores = ", ".join(f"{split} {value:.4g}" for split, value in dict(result["scores"]).items())  # type: ignore[call-overload]
+    ending = "done" if result["finished"] else f"stopped after step {result['steps']}"
+    console.print(f"[bold]{result['label']}[/] {ending}. {result['metric']}: {scores or 'not evaluated'}")
+    console.print(
+        f"{result['wire_bytes_sent_per_rank']:,} bytes sent a rank, {result['ratio']:.1f}x fewer than dense; "
+        f"{result['seconds']:.1f} s of training, {result['data_share']:.2%} of it waiting for data"
+    )
+    more = f"laconic report {folder}" if result["finished"] else f"laconic train --resume {folder}"
+    console.print(f"{folder}: spec.json, environment.json, steps.jsonl, checkpoints, result.json. Next: {more}")

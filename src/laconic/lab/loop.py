@@ -1,0 +1,220 @@
+"""The training loop: an ordinary one, with one line of laconic's."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import time
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+import laconic
+from laconic.lab.folder import RunFolder
+from laconic.lab.meter import Meter, Totals
+from laconic.lab.seeds import seed_for
+from laconic.lab.talk import StopWish, Talk
+from laconic.lab.training import Course
+from laconic.lab.work import Place, Tally, Work
+
+# Small models have several buckets too, so that sending overlaps backward as it does in large ones.
+_BUCKET_MEGABYTES = 1
+# Lines with the density of every layer.
+_LAYER_LINES = 60
+
+
+class Watcher(Protocol):
+    """Who follows a run while it goes."""
+
+    def line(self, line: dict[str, Any]) -> None:
+        """A line of steps.jsonl was written."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a run came to: its scores, the truth about its bytes, whether it was stopped before its end."""
+
+    totals: Totals
+    stats: laconic.Stats
+    last: dict[str, Any]
+    scores: dict[str, float]
+    steps: int
+    stopped: bool
+    clipped_share: float
+    weights_sha256: str
+    lab_bytes: int
+
+
+class Loop:
+    """One training on one rank."""
+
+    def __init__(
+        self, work: Work, course: Course, method: laconic.Method, place: Place, talk: Talk, folder: RunFolder
+    ) -> None:
+        self.work, self.course, self.method, self.place = work, course, method, place
+        self.talk, self.folder = talk, folder
+        on_gpu = [place.device.index] if place.device.type == "cuda" else None
+        self.ddp = DistributedDataParallel(
+            work.model, bucket_cap_mb=_BUCKET_MEGABYTES, device_ids=on_gpu, **_buffers_stay()
+        )
+        self.optimizer = course.make_optimizer(work.model)
+        self.link = laconic.attach(self.ddp, self.optimizer, method)
+        self.step, self.totals = 0, Totals()
+        self._look_every = course.log_every
+        self._last: dict[str, Any] = {}
+        self._scores: dict[str, float] = {}
+
+    def run(self, watcher: Watcher, wish: StopWish, *, checkpoint_every: int | None) -> Outcome:
+        """Train to the last step, or until all ranks agree to stop; every rank returns the same scores."""
+        meter, course, stopped = Meter(self.place.device, self.totals), self.course, False
+        save_every, looked = checkpoint_every or course.eval_every, self.step
+        meter.start()
+        while self.step < course.steps and not stopped:
+            self._train_step(meter)
+            at_end, log = self.step == course.steps, self.step % course.log_every == 0
+            evaluate = at_end or self.step % course.eval_every == 0
+            look = evaluate or log or self.step - looked >= self._look_every
+            save = at_end or self.step % save_every == 0
+            if not look and not save:
+                continue
+            meter.stop()
+            if look:
+                looked, stopped = self.step, self._agree_to_stop(wish, meter) and not at_end
+            if evaluate or log or stopped:
+                self._write_line(meter, watcher, evaluate=evaluate)
+                meter.restart()
+            if save or stopped:
+                self._save()
+            meter.start()
+        return self._outcome(stopped=stopped)
+
+    def _agree_to_stop(self, wish: StopWish, meter: Meter) -> bool:
+        wishes, seconds = self.talk.sums([float(wish.wanted), meter.step_seconds])
+        # Often enough to stop within about a second, never more rarely than lines are written.
+        self._look_every = max(1, min(self.course.log_every, int(self.talk.ranks / max(seconds, 1e-9))))
+        return wishes > 0
+
+    def _train_step(self, meter: Meter) -> None:
+        course, work = self.course, self.work
+        began = time.perf_counter()
+        batch = work.batch(self.step)
+        waited = time.perf_counter() - began
+        torch.manual_seed(seed_for(course.seed, "step", self.place.rank, self.step))
+        for group in self.optimizer.param_groups:
+            group["lr"] = course.rate_at(self.step)
+        loss = work.loss(self.ddp, batch)
+        if self.method.tuner.needs_loss:
+            self.link.observe(loss)
+        loss.backward()
+        clipped = None
+        if course.clip and self.method.clip is None:
+            clipped = torch.nn.utils.clip_grad_norm_(work.model.parameters(), course.clip) > course.clip
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        meter.stepped(loss, waited, clipped)
+        self.step += 1
+
+    def _write_line(self, meter: Meter, watcher: Watcher, *, evaluate: bool) -> None:
+        stats, totals = self.link.stats, self.totals
+        loss, steps = self.talk.sums([float(meter.loss), float(meter.steps)])
+        totals.density_sum, totals.density_lines = totals.density_sum + stats.density, totals.density_lines + 1
+        line: dict[str, Any] = {
+            "step": self.step,
+            "epoch": round(self.step / self.work.steps_per_epoch, 4),
+            "loss": loss / max(1.0, steps),
+            "rate": self.course.rate_at(self.step - 1),
+            "seconds": totals.seconds,
+            "step_seconds": meter.step_seconds,
+            "data_share": meter.data_share,
+            "wire_bytes": stats.wire_bytes,
+            "dense_bytes": stats.dense_bytes,
+            "density": stats.density,
+            "owed_norm": stats.owed_norm,
+            "clipped_share": self._clipped_share(stats),
+            "skipped_steps": stats.skipped_steps,
+        }
+        every = max(1, self.course.steps // (self.course.log_every * _LAYER_LINES))
+        if evaluate or self.step // self.course.log_every % every == 0:
+            line["layers"] = {layer.name: layer.density for layer in stats.layers}
+        if evaluate:
+            line |= self._evaluate()
+        self._last = line
+        if self.place.rank == 0:
+            self.folder.add(line)
+        watcher.line(line)
+
+    def _clipped_share(self, stats: laconic.Stats) -> float:
+        if self.method.clip is None:
+            return self.totals.clipped_steps / max(1, self.step)
+        return sum(layer.clipped_share for layer in stats.layers) / max(1, len(stats.layers))
+
+    def _evaluate(self) -> dict[str, float]:
+        """Score the model: on the first split while training, on all of them at the end."""
+        metric, splits = self.work.metric, self.work.splits
+        self.talk.mean_([b for b in self.work.model.buffers() if b.is_floating_point()])
+        values: dict[str, float] = {}
+        for split in splits if self.step == self.course.steps else splits[:1]:
+            mine = self.work.evaluate(split)
+            loss, examples, score, scored = self.talk.sums([mine.loss, mine.examples, mine.score, mine.scored])
+            tally = Tally(loss=loss, examples=examples, score=score, scored=scored)
+            self._scores[split] = metric.of(tally)
+            values.setdefault("metric", self._scores[split])
+            values.setdefault("eval_loss", loss / max(1.0, examples))
+        best = self.totals.best
+        if best is None or metric.better(values["metric"], best):
+            self.totals.best = values["metric"]
+        return values
+
+    def _save(self) -> None:
+        model, name = self.work.model, f"rank-{self.place.rank:05d}"
+        state = {"buffers": dict(model.named_buffers()), "link": self.link.state_dict()}
+        self.folder.save_rank(self.step, name, state | {"work": self.work.state_dict()})
+        if self.place.rank == 0:
+            shared = {"parameters": dict(model.named_parameters()), "optimizer": self.optimizer.state_dict()}
+            self.folder.save_rank(self.step, "shared", shared | {"totals": self.totals.as_dict()})
+        self.talk.wait()
+        if self.place.rank == 0:
+            self.folder.seal(self.step)
+
+    def load(self, step: int) -> None:
+        """Go on from a checkpoint."""
+        shared = self.folder.load_rank(step, "shared")
+        mine = self.folder.load_rank(step, f"rank-{self.place.rank:05d}")
+        self.work.model.load_state_dict(shared["parameters"] | mine["buffers"], strict=False)
+        self.optimizer.load_state_dict(shared["optimizer"])
+        self.link.load_state_dict(mine["link"])
+        self.work.load_state_dict(mine["work"])
+        self.totals, self.step = Totals(**shared["totals"]), step
+
+    def _outcome(self, *, stopped: bool) -> Outcome:
+        stats = self.link.stats
+        self.link.detach()
+        return Outcome(
+            totals=self.totals,
+            stats=stats,
+            last=self._last,
+            scores=self._scores,
+            steps=self.step,
+            stopped=stopped,
+            clipped_share=self._clipped_share(stats),
+            weights_sha256=digest(self.work.model),
+            lab_bytes=self.talk.wire_bytes,
+        )
+
+
+def _buffers_stay() -> dict[str, Any]:
+    """Keep DDP from sending buffers (BatchNorm's) in every step: they are averaged before an evaluation."""
+    # The option has another name since torch 2.13, where the old one warns.
+    new = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    return {"forward_sync_buffers" if new else "broadcast_buffers": False}
+
+
+def digest(model: torch.nn.Module) -> str:
+    """Return the SHA-256 of the parameters: equal for equal bits."""
+    summed = hashlib.sha256()
+    for parameter in model.parameters():
+        summed.update(parameter.detach().cpu().contiguous().numpy().tobytes())
+    return summed.hexdigest()

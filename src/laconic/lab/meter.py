@@ -1,0 +1,74 @@
+"""What a run has come to so far: losses since the last line, seconds of training, steps that were clipped."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+
+import torch
+
+
+@dataclass
+class Totals:
+    """What is added up over a whole run, and saved with it. Seconds are those of training, without evaluation."""
+
+    seconds: float = 0.0
+    data_seconds: float = 0.0
+    clipped_steps: int = 0
+    density_sum: float = 0.0
+    density_lines: int = 0
+    best: float | None = None
+
+    def as_dict(self) -> dict[str, float | None]:
+        """Return plain data."""
+        return asdict(self)
+
+
+class Meter:
+    """A clock that stands still while the run is looked at, and sums of what steps had."""
+
+    def __init__(self, device: torch.device, totals: Totals) -> None:
+        self.totals, self._device = totals, device
+        self._running_since: float | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a new line's worth of steps."""
+        self.steps = 0
+        # Read only when a line is written: to read a number is to wait for the GPU.
+        self.loss, self._clipped = torch.zeros(2, dtype=torch.float64, device=self._device)
+        self._seconds_before, self._data_before = self.totals.seconds, self.totals.data_seconds
+
+    def start(self) -> None:
+        """Let the clock run."""
+        self._running_since = time.perf_counter()
+
+    def stop(self) -> None:
+        """Stop the clock, once the device has done what it was given."""
+        if self._running_since is None:
+            return
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self.totals.seconds += time.perf_counter() - self._running_since
+        self._running_since = None
+        self.totals.clipped_steps += int(self._clipped)
+        self._clipped.zero_()
+
+    def stepped(self, loss: torch.Tensor, data_seconds: float, clipped: torch.Tensor | None) -> None:
+        """Take a step in: its loss, what it waited for data, and whether it was clipped."""
+        self.steps += 1
+        self.loss += loss.detach()
+        self.totals.data_seconds += data_seconds
+        if clipped is not None:
+            self._clipped += clipped
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds a step since the last line."""
+        return (self.totals.seconds - self._seconds_before) / max(1, self.steps)
+
+    @property
+    def data_share(self) -> float:
+        """The share of the seconds since the last line that went by waiting for data."""
+        seconds = self.totals.seconds - self._seconds_before
+        return (self.totals.data_seconds - self._data_before) / seconds if seconds else 0.0

@@ -1,0 +1,1 @@
+"""What trainings have left in their folders, as tables and as one page to read and to send on."""
