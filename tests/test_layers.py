@@ -23,6 +23,7 @@ ROWS = [
     {"integrations", "local"},
     {"lab", "plan", "sim"},
     {"cli"},
+    {"__main__"},
 ]
 ROW = {package: number for number, row in enumerate(ROWS) for package in row}
 # The public face is what users see: the laboratory and the command line stand above it.

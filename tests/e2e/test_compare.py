@@ -1,4 +1,4 @@
-"""``laconic compare``, small: equal footing, a summary, a page, and what is left of a comparison that was stopped."""
+"""``laconic compare``, small: equal footing, a summary, a page, and going on with what is missing."""
 
 from __future__ import annotations
 

@@ -22,9 +22,10 @@ try:
     from laconic.lab.bench_kernels import BenchKernels
     from laconic.lab.bench_step import BenchStep
 except ModuleNotFoundError as error:
-    if error.name not in NEEDED:
+    missing = (error.name or "").split(".")[0]
+    if missing not in NEEDED:
         raise
-    print(f'laconic: the command line needs {error.name}: pip install "laconic[lab]"', file=sys.stderr)
+    print(f'laconic: the command line needs {missing}: pip install "laconic[lab]"', file=sys.stderr)
     raise SystemExit(2) from None
 
 
@@ -69,7 +70,3 @@ def main(args: Sequence[str] | None = None) -> None:
         command.run()
     except (ValueError, FileNotFoundError, ImportError) as wrong:
         fail(str(wrong))
-
-
-if __name__ == "__main__":
-    main()

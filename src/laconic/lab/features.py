@@ -101,8 +101,10 @@ class Frames:
 
 
 def frames_of(recordings: Sequence[NDArray[np.int16]], *, rate: int, device: torch.device) -> Frames:
-    """Return the frames of recordings, on a device."""
+    """Return the frames of recordings, on a device; of none where there are none."""
     frames = [log_mel(samples, rate=rate) for samples in recordings]
-    starts = np.cumsum([0, *(len(one) for one in frames)])
+    starts = np.cumsum([0, *(len(one) for one in frames)], dtype=np.int64)
     quietest = np.array([int(one.mean(1).argmin()) for one in frames], dtype=np.int64)
-    return Frames(rows=torch.cat(frames).to(device), starts=starts, quiet=starts[:-1] + quietest)
+    return Frames(
+        rows=torch.cat([torch.zeros(0, BANDS), *frames]).to(device), starts=starts, quiet=starts[:-1] + quietest
+    )

@@ -9,6 +9,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ def machine(command: str, options: dict[str, Any]) -> dict[str, Any]:
     given = given[len(words) :] if given[: len(words)] == words else given
     models = [line.split(":", 1)[1].strip() for line in lines_of("/proc/cpuinfo") if line.startswith("model name")]
     return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join([*command.split(), *given]),
         "options": {key: str(value) if isinstance(value, Path) else value for key, value in options.items()},
         "python": platform.python_version(),

@@ -34,7 +34,11 @@ class Order:
     def indices(self, step: int) -> NDArray[np.int64]:
         """Return the examples of a step, a function of seed, rank and step alone."""
         epoch, within = divmod(step, self.steps_per_epoch)
+        return self.of_epoch(epoch)[within * self._batch : (within + 1) * self._batch]
+
+    def of_epoch(self, epoch: int) -> NDArray[np.int64]:
+        """Return the examples of an epoch in their order, with those left over at the end."""
         if epoch != self._epoch:
             draw = np.random.default_rng(seed_for(self._seed, "order", self._rank, epoch))
             self._epoch, self._order = epoch, draw.permutation(self._part)
-        return self._order[within * self._batch : (within + 1) * self._batch]
+        return self._order

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import socket
-import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -46,8 +45,6 @@ class Report:
 
 def run_orders(orders: tuple[Order, ...], environment: dict[str, Any], quiet: bool) -> Report:
     """Make runs one after the other. Runs on every rank; all return the same."""
-    # A convolution's gradient for pictures of one channel has strides that mean the same and are not equal.
-    warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     talk = Talk()
     results: list[dict[str, Any]] = []
     with StopWish() as wish, Show(hidden=quiet or talk.rank != 0) as show:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 
@@ -200,8 +201,12 @@ def test_levels_and_windows_go_with_the_data():
         "word",
         "char",
     ]
-    assert [Lm(data="ptb", model=m).window for m in TINY] == [35, 70, 64]
-    assert (Lm().window, Lm(length=7).window, Lm(data="ptb", level="char").tokens) == (48, 7, "char")
+    assert [Lm(data="ptb", model=m).settled().length for m in TINY] == [35, 70, 64]
+    assert (Lm().settled().length, Lm(length=7).settled().length, Lm(data="ptb", level="char").tokens) == (
+        48,
+        7,
+        "char",
+    )
 
 
 @pytest.mark.parametrize(
@@ -233,3 +238,14 @@ def test_a_vocabulary_is_sorted_and_knows_what_it_does_not_know():
     for strange in "b\U0010ffff":
         with pytest.raises(ValueError, match="the alphabet has no"):
             letters.encode(strange)
+
+
+@pytest.mark.parametrize("model", TINY)
+@pytest.mark.parametrize("level", ["char", "word"])
+def test_a_settled_task_builds_the_same_model_and_leaves_nothing_open(model, level):
+    task = Lm(model=model, level=level, hidden=8, layers=2)
+    settled = task.settled()
+    assert [f.name for f in fields(settled) if getattr(settled, f.name) is None] == []
+    assert settled.settled() == settled
+    shapes = [[p.shape for p in one.build(11).parameters()] for one in (task, settled)]
+    assert shapes[0] == shapes[1]

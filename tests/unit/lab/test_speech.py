@@ -118,6 +118,11 @@ def test_tallies_of_ranks_add_up_to_that_of_one(monkeypatch, digits):
     assert works[0].model.training
 
 
+def test_a_rank_without_test_strings_scores_nothing(monkeypatch):
+    tally = _work(Speech(hidden=8), _data(), monkeypatch, rank=14, ranks=15, batch=1).evaluate("test")
+    assert (tally.loss, tally.examples, tally.score, tally.scored) == (0, 0, 0, 0)
+
+
 def test_a_speaker_held_out_is_tested_on_alone(monkeypatch):
     data = held_out(_data(), "bob")
     assert "bob" not in {one.speaker for one in data.train}

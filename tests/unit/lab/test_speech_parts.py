@@ -149,6 +149,11 @@ def test_an_utterance_too_short_for_its_words_counts_nothing_and_pushes_nothing(
     assert not log_probs.grad[:, 0].any()
 
 
+def test_nothing_said_is_all_blank():
+    log_probs = torch.randn(3, 1, 3).log_softmax(-1)
+    assert ctc_losses(log_probs, [3], [[]]).item() == pytest.approx(-log_probs[:, 0, 0].sum().item(), rel=1e-5)
+
+
 def test_greedy_drops_repeats_then_blanks():
     best = torch.tensor([[0, 1, 1, 0, 1, 2, 2], [3, 3, 0, 0, 9, 9, 9]])
     log_probs = torch.nn.functional.one_hot(best.T, 10).float()

@@ -180,6 +180,11 @@ def test_tallies_of_ranks_add_up_to_that_of_one(monkeypatch):
     assert works[0].model.training
 
 
+def test_a_rank_without_test_pictures_scores_nothing(monkeypatch):
+    tally = _work(Vision(), _pictures(), monkeypatch, rank=23, ranks=24, batch=2).evaluate("test")
+    assert (tally.loss, tally.examples, tally.score, tally.scored) == (0, 0, 0, 0)
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 def test_gradients_lie_as_weights_do(monkeypatch, channels):
     # A story: gray pictures with channels last gave gradients of other strides, of which DDP warned.

@@ -79,7 +79,7 @@ def ctc_losses(log_probs: Tensor, lengths: Sequence[int], targets: Sequence[Sequ
     scores are few, and the same run gives the same bits.
     """
     sizes = torch.tensor([len(target) for target in targets])
-    joined = torch.tensor([label for target in targets for label in target])
+    joined = torch.tensor([label for target in targets for label in target], dtype=torch.int64)
     losses = F.ctc_loss(
         log_probs.cpu(), joined, torch.tensor(lengths), sizes, blank=BLANK, reduction="none", zero_infinity=True
     )

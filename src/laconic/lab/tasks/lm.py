@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -75,16 +75,28 @@ class Lm:
         """What a token is, settled."""
         return self.level or _TEXTS.get(self.data, "char")
 
-    @property
-    def window(self) -> int:
-        """Tokens a stream and step, settled."""
-        usual = {("lstm", "char"): 48, ("lstm", "word"): 35, ("gpt", "char"): 128, ("gpt", "word"): 64}
-        return self.length or usual.get((self.model, self.tokens), 70)
+    def settled(self) -> Lm:
+        """Return this task with the model's own sizes where none were given."""
+        words = self.tokens == "word"
+        lengths = {("lstm", "char"): 48, ("lstm", "word"): 35, ("gpt", "char"): 128, ("gpt", "word"): 64}
+        if self.model == "gpt":
+            usual = Lm(layers=4, hidden=128, dropout=0.0, tied=True)
+        elif self.model == "awd":
+            usual = Lm(layers=3, hidden=1150, embedding=400, dropout=Drops().output, tied=True)
+        else:
+            usual = Lm(
+                layers=2 if words else 1, hidden=200 if words else 256, dropout=0.1 if words else 0.0, tied=False
+            )
+        usual = replace(usual, level=self.tokens, length=lengths.get((self.model, self.tokens), 70))
+        given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+        mine = replace(usual, **given)
+        square = self.model == "gpt" or words or mine.tied
+        return mine if mine.embedding else replace(mine, embedding=mine.hidden if square else 64)
 
     def choice(self) -> Training:
         """Return rates and clips that were found for gradients of mean losses; characters train for few steps.
 
-        awd is trained as CELGC's authors do (rate 30, clip 0.25, decay 1.2e-6), for fewer epochs.
+        awd is trained on words as CELGC's authors do (rate 30, clip 0.25, decay 1.2e-6), for fewer epochs.
         """
         common = Training(
             batch=8, optimizer="sgd", rate=8.0, momentum=0.0, decay=0.0, clip=1.0, schedule="constant", final=0.02,
@@ -94,35 +106,29 @@ class Lm:
             ours = Training(
                 batch=8, optimizer="adamw", rate=1e-3, decay=0.01, schedule="cosine", warmup=50, final=0.1
             )
-        elif self.model == "awd":
-            ours = Training(batch=5, rate=30.0, clip=0.25, decay=1.2e-6, schedule="linear")
         elif self.tokens == "word":
             ours = Training(batch=5, rate=30.0, clip=0.25, schedule="linear")
         else:
             ours = common
+        if self.model == "awd":
+            ours = replace(ours, decay=1.2e-6)
         length = Training(epochs=10.0 if self.model == "awd" else 3.0)
         return ours.filled(common).filled(Training(steps=600) if self.tokens == "char" else length)
 
     def build(self, vocabulary: int) -> nn.Module:
         """Return the model for a vocabulary of a size."""
-        if self.model == "gpt":
-            return GPT(
-                vocabulary, window=self.window, width=self.hidden or 128, layers=self.layers or 4,
-                dropout=self.dropout or 0.0, tied=self.tied is not False,
-            )  # fmt: skip
-        if self.model == "awd":
-            drops = Drops() if self.dropout is None else Drops().scaled(self.dropout / Drops().output)
-            return AWD(
-                vocabulary, embedding=self.embedding or 400, hidden=self.hidden or 1150, layers=self.layers or 3,
-                tied=self.tied is not False, drops=drops,
-            )  # fmt: skip
-        words, tied = self.tokens == "word", self.tied is True
-        hidden = self.hidden or (200 if words else 256)
-        usual = 0.1 if words else 0.0
+        me = self.settled()
+        # Settled, none is None.
+        length, layers, hidden, embedding = (int(n or 0) for n in (me.length, me.layers, me.hidden, me.embedding))
+        dropout, tied = me.dropout or 0.0, bool(me.tied)
+        if me.model == "gpt":
+            return GPT(vocabulary, window=length, width=hidden, layers=layers, dropout=dropout, tied=tied)
+        if me.model == "awd":
+            drops = Drops().scaled(dropout / Drops().output)
+            return AWD(vocabulary, embedding=embedding, hidden=hidden, layers=layers, tied=tied, drops=drops)
         return LSTM(
-            vocabulary, embedding=self.embedding or (hidden if words or tied else 64), hidden=hidden,
-            layers=self.layers or (2 if words else 1), dropout=usual if self.dropout is None else self.dropout,
-            tied=tied, spread=0.1 if words else None,
+            vocabulary, embedding=embedding, hidden=hidden, layers=layers, dropout=dropout, tied=tied,
+            spread=0.1 if me.tokens == "word" else None,
         )  # fmt: skip
 
     def prepare(self, place: Place) -> LmWork:
@@ -154,7 +160,7 @@ class LmWork:
             vocabulary = Vocabulary.of_words(text.train)
             self.metric = Metric(name="perplexity", lower_is_better=True, exponential=True)
             self._unit = 1.0
-        self._place, self._length = place, task.window
+        self._place, self._length = place, task.settled().length or 1
         train = torch.from_numpy(vocabulary.encode(text.train))
         rows = _streams(train, place.ranks * place.batch)[place.rank * place.batch :][: place.batch]
         self._rows = rows.to(place.device)

@@ -43,6 +43,10 @@ class Logreg:
         if self.l2 is not None:
             check_number("l2", self.l2, 0.0, "Write --l2 0.0001.")
 
+    def settled(self) -> Logreg:
+        """Return this task with what it settles by itself."""
+        return self
+
     def choice(self) -> Training:
         """Return rates that come near the optimum with one to four ranks; shorter rows can take a higher one."""
         small = self.data in ("breast-cancer", "rcv1-small")
@@ -72,6 +76,16 @@ class RowBatch:
     values: Tensor
     offsets: Tensor
     labels: Tensor
+
+    def between(self, first: int, last: int) -> RowBatch:
+        """Return the rows from the first up to the last, without it."""
+        start, end = int(self.offsets[first]), int(self.offsets[last])
+        return RowBatch(
+            columns=self.columns[start:end],
+            values=self.values[start:end],
+            offsets=self.offsets[first : last + 1] - start,
+            labels=self.labels[first:last],
+        )
 
 
 class Logistic(nn.Module):
@@ -113,13 +127,18 @@ class LogregWork:
         else:
             self._order = Order(parts, batch=place.batch, seed=place.seed, rank=place.rank)
             self.steps_per_epoch = self._order.steps_per_epoch
+            self._epoch, self._rows = -1, self._cut(data.train[:0], data.train_labels[:0])
 
     def batch(self, step: int) -> RowBatch:
         """Return this rank's rows of a step."""
         if self._all is not None:
             return self._all
-        which = self._order.indices(step)
-        return self._cut(self._data.train[which], self._data.train_labels[which])
+        epoch, within = divmod(step, self.steps_per_epoch)
+        if epoch != self._epoch:
+            # An epoch's rows are put in order at once: to cut out each batch by itself takes as long as a step.
+            which = self._order.of_epoch(epoch)
+            self._epoch, self._rows = epoch, self._cut(self._data.train[which], self._data.train_labels[which])
+        return self._rows.between(within * self._place.batch, (within + 1) * self._place.batch)
 
     def loss(self, model: nn.Module, batch: RowBatch) -> Tensor:
         """Return the mean logistic loss of a batch and the penalty."""

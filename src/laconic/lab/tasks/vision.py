@@ -55,6 +55,10 @@ class Vision:
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), 1, f"Write --{name.replace('_', '-')} 1000, say.")
 
+    def settled(self) -> Vision:
+        """Return this task with what it settles by itself."""
+        return self
+
     def choice(self) -> Training:
         """Return the settings of the paper, whose batch of 128 is that of two ranks; short ones for digits.
 

@@ -1,0 +1,62 @@
+"""A run's folder: nothing half there, nothing lost, nothing of a later step left when a run goes back."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from laconic.lab.folder import RunFolder, finite, read_lines
+
+
+def _begun(tmp_path) -> RunFolder:
+    folder = RunFolder(tmp_path / "run")
+    folder.begin({"method": "dense"}, {"torch": "2"}, from_step=0)
+    return folder
+
+
+def test_lines_are_kept_up_to_the_step_that_a_run_goes_on_from(tmp_path):
+    folder = _begun(tmp_path)
+    for step in (10, 20, 30):
+        folder.add({"step": step, "loss": 1.0 / step})
+    folder.finish({"finished": True})
+    folder.begin({"method": "dense"}, {}, from_step=20)
+    assert [line["step"] for line in read_lines(folder.path / "steps.jsonl")] == [10, 20]
+    assert folder.result() is None, "a run that goes on has no result yet"
+
+
+def test_a_line_that_was_cut_off_is_left_out(tmp_path):
+    folder = _begun(tmp_path)
+    folder.add({"step": 10})
+    with (folder.path / "steps.jsonl").open("a") as file:
+        file.write('{"step": 2')
+    assert read_lines(folder.path / "steps.jsonl") == [{"step": 10}]
+
+
+def test_what_is_not_finite_is_null_so_that_every_reader_of_json_can_read_it(tmp_path):
+    folder = _begun(tmp_path)
+    folder.add({"step": 10, "loss": float("nan"), "layers": {"w": float("inf")}})
+    text = (folder.path / "steps.jsonl").read_text()
+    assert json.loads(text, parse_constant=pytest.fail) == {"step": 10, "loss": None, "layers": {"w": None}}
+    assert finite((1, float("-inf"), "nan")) == [1, None, "nan"]
+
+
+def test_a_checkpoint_counts_once_it_is_sealed_and_the_last_two_are_kept(tmp_path):
+    folder = _begun(tmp_path)
+    assert folder.latest() == 0
+    for step in (5, 10, 15):
+        folder.save_rank(step, "rank-00000", {"x": torch.full((2,), step)})
+        assert folder.latest() == step - 5
+        folder.seal(step)
+    assert folder.latest() == 15
+    assert folder.load_rank(10, "rank-00000")["x"].tolist() == [10, 10]
+    assert len(list(folder.path.glob("checkpoints/step-*"))) == 2
+    assert list(folder.path.rglob("*.half")) == []
+
+
+def test_what_is_not_there_is_said(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"has no spec.json: it is not the folder of a run"):
+        RunFolder(tmp_path).spec()
+    with pytest.raises(FileNotFoundError, match=r"no rank-00003.pt .* Resume on as many workers as wrote it"):
+        _begun(tmp_path).load_rank(7, "rank-00003")
