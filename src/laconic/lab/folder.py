@@ -40,17 +40,16 @@ class RunFolder:
 
     def spec(self) -> dict[str, Any]:
         """Read the spec of a run that was begun."""
-        path = self.path / "spec.json"
-        if not path.exists():
+        spec = read_json(self.path / "spec.json")
+        if not spec:
             raise FileNotFoundError(
                 f"{self.path} has no spec.json: it is not the folder of a run. Give one that is."
             )
-        return read_json(path)
+        return spec
 
     def result(self) -> dict[str, Any] | None:
         """Read the result, if there is one."""
-        path = self.path / "result.json"
-        return read_json(path) if path.exists() else None
+        return read_json(self.path / "result.json") or None
 
     def save_rank(self, step: int, name: str, state: dict[str, Any]) -> None:
         """Write one rank's part of a checkpoint."""
@@ -68,8 +67,7 @@ class RunFolder:
 
     def latest(self) -> int:
         """Return the step to go on from, 0 if nothing was saved."""
-        path = self.path / "checkpoints" / "latest.json"
-        return int(json.loads(path.read_text())["step"]) if path.exists() else 0
+        return int(read_json(self.path / "checkpoints" / "latest.json").get("step", 0))
 
     def load_rank(self, step: int, name: str) -> dict[str, Any]:
         """Read one rank's part of a checkpoint."""
@@ -87,13 +85,22 @@ class RunFolder:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read the lines of a steps.jsonl; a last line that was cut off is left out."""
+    """Return the lines of a steps.jsonl; a run that still writes, or was killed, may leave half of a last one."""
+    texts = path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else []
     lines: list[dict[str, Any]] = []
-    for text in path.read_text().splitlines() if path.exists() else []:
+    for place, text in enumerate(texts, start=1):
+        if not text.strip():
+            continue
         try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
-            break
+            line = json.loads(text)
+        except ValueError:
+            # Only what stands behind the last line break can be a half-written line.
+            if place == len(texts):
+                break
+            raise ValueError(f"{path}, line {place} is no JSON: {text[:60]!r}. Remove the line.") from None
+        if not isinstance(line, dict) or not isinstance(line.get("step"), int):
+            raise ValueError(f"{path}, line {place} must be an object with a step, got {text[:60]!r}.")
+        lines.append(line)
     return lines
 
 
@@ -111,9 +118,16 @@ def finite(value: Any) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read what ``write_json`` wrote."""
-    read: dict[str, Any] = json.loads(path.read_text())
-    return read
+    """Return the object in a file; an empty one where there is no file."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON: {error}. Run the training again, or leave this folder out.") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {type(found).__name__}. Is it laconic's file?")
+    return found
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:

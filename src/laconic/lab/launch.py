@@ -88,12 +88,20 @@ def _start(work: Callable[..., T], args: tuple[Any, ...], threads: int, device: 
     alone = device == "cuda" and local_ranks <= torch.cuda.device_count()
     if device == "cuda":
         torch.cuda.set_device(local_rank % torch.cuda.device_count())
+        be_deterministic()
     # NCCL wants a GPU for every rank; gloo lets them share one.
     dist.init_process_group("nccl" if alone else "gloo")
     try:
         return work(*args)
     finally:
         dist.destroy_process_group()
+
+
+def be_deterministic() -> None:
+    """Have CUDA give the same bits for the same work; called before it does any."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(True)
 
 
 def _first_failure(error: ChildFailedError) -> str:

@@ -12,6 +12,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
+from laconic.lab.ahead import Ahead
 from laconic.lab.folder import RunFolder
 from laconic.lab.meter import Meter, Totals
 from laconic.lab.seeds import seed_for
@@ -69,11 +70,16 @@ class Loop:
 
     def run(self, watcher: Watcher, wish: StopWish, *, checkpoint_every: int | None) -> Outcome:
         """Train to the last step, or until all ranks agree to stop; every rank returns the same scores."""
-        meter, course, stopped = Meter(self.place.device, self.totals), self.course, False
-        save_every, looked = checkpoint_every or course.eval_every, self.step
+        with Ahead(self.work.batch, threaded=self.place.device.type == "cuda") as ahead:
+            stopped = self._train(ahead, watcher, wish, save_every=checkpoint_every or self.course.eval_every)
+        return self._outcome(stopped=stopped)
+
+    def _train(self, ahead: Ahead, watcher: Watcher, wish: StopWish, *, save_every: int) -> bool:
+        """Train, and return whether it was stopped before the last step."""
+        meter, course, stopped, looked = Meter(self.place.device, self.totals), self.course, False, self.step
         meter.start()
         while self.step < course.steps and not stopped:
-            self._train_step(meter)
+            self._train_step(meter, ahead)
             at_end, log = self.step == course.steps, self.step % course.log_every == 0
             evaluate = at_end or self.step % course.eval_every == 0
             look = evaluate or log or self.step - looked >= self._look_every
@@ -89,7 +95,7 @@ class Loop:
             if save or stopped:
                 self._save()
             meter.start()
-        return self._outcome(stopped=stopped)
+        return stopped
 
     def _agree_to_stop(self, wish: StopWish, meter: Meter) -> bool:
         wishes, seconds = self.talk.sums([float(wish.wanted), meter.step_seconds])
@@ -97,10 +103,10 @@ class Loop:
         self._look_every = max(1, min(self.course.log_every, int(self.talk.ranks / max(seconds, 1e-9))))
         return wishes > 0
 
-    def _train_step(self, meter: Meter) -> None:
+    def _train_step(self, meter: Meter, ahead: Ahead) -> None:
         course, work = self.course, self.work
         began = time.perf_counter()
-        batch = work.batch(self.step)
+        batch = ahead.take(self.step)
         waited = time.perf_counter() - began
         torch.manual_seed(seed_for(course.seed, "step", self.place.rank, self.step))
         for group in self.optimizer.param_groups:

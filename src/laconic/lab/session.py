@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import socket
+import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,9 @@ class Report:
 def run_orders(orders: tuple[Order, ...], environment: dict[str, Any], quiet: bool) -> Report:
     """Make runs one after the other. Runs on every rank; all return the same."""
     talk = Talk()
+    if talk.rank:
+        # What warns, warns on every rank; the first says it.
+        warnings.simplefilter("ignore")
     results: list[dict[str, Any]] = []
     with StopWish() as wish, Show(hidden=quiet or talk.rank != 0) as show:
         # Started one by one, ranks may name their folders by different seconds.

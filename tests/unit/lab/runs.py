@@ -56,14 +56,14 @@ def write_compare(folder: Path, runs: Sequence[Made]) -> Path:
     """Write what ``laconic compare`` leaves."""
     for made in runs:
         write_run(folder / made.folder, made)
-    lower = runs[0].metric != "accuracy"
     methods = {
         made.method: json.loads((folder / made.folder / "result.json").read_text())
         for made in runs
         if made.stops_at is None
     }
-    metric = {"name": runs[0].metric, "lower_is_better": lower}
-    _save(folder / "summary.json", {"spec": _spec(runs[0]), "metric": metric, "methods": methods})
+    spec = _spec(runs[0])
+    _save(folder / "compare.json", {"methods": [made.method for made in runs], "spec": spec})
+    _save(folder / "summary.json", {"spec": spec, "metric": spec["metric"], "methods": methods})
     return folder
 
 
@@ -75,7 +75,10 @@ def dense(**settings: Any) -> Made:
 def _spec(made: Made) -> dict[str, Any]:
     course = {"steps": made.steps, "batch": 8, "optimizer": "sgd", "rate": 8.0, "seed": made.seed}
     task = dict(made.task or {"kind": "lm", "data": "python-docs", "model": "lstm", "level": "char"})
-    return {"task": task, "course": course, "method": made.method, "workers": 4, "device": "cpu"}
+    metric = {"name": made.metric, "lower_is_better": made.metric != "accuracy"}
+    return {
+        "task": task, "course": course, "method": made.method, "workers": 4, "device": "cpu", "metric": metric,
+    }  # fmt: skip
 
 
 def _environment(made: Made) -> dict[str, Any]:

@@ -153,8 +153,6 @@ def test_one_table_for_terminal_markdown_and_csv(three):
     shown = console.export_text()
     for text in ("train", "density=0.01", body[1].split("|")[5].strip()):
         assert text in shown
-    console.print(rich_table(json.loads((three / "summary.json").read_text())["methods"]))
-    assert body[1].split("|")[5].strip() in console.export_text()
 
 
 def test_a_bar_in_a_label_does_not_break_the_markdown(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,10 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from laconic.lab.folder import read_json, read_lines
 from laconic.lab.report.amounts import number
-
-# Metrics of which more is better, where no summary.json says it.
-_HIGHER = ("accuracy", "auc", "f1", "bleu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,14 +71,6 @@ def read_runs(folders: Sequence[Path]) -> tuple[Run, ...]:
     return _unique(runs, places)
 
 
-def runs_of_results(results: Mapping[str, Mapping[str, Any]], *, lower_is_better: bool | None = None) -> list[Run]:
-    """Return what a summary's ``methods`` alone say of the runs."""
-    return [
-        Run(label=label, result=result, metric=_metric(result), lower_is_better=_lower(result, lower_is_better))
-        for label, result in results.items()
-    ]
-
-
 def _run_folders(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise FileNotFoundError(f"no folder {folder}. Give one that laconic train or laconic compare has written.")
@@ -93,81 +82,29 @@ def _run_folders(folder: Path) -> list[Path]:
             f"{folder} is no run's folder and holds none: a run has a spec.json. "
             f"Give what laconic train or laconic compare was given as --out."
         )
-    plan, summary = _json(folder / "compare.json"), _json(folder / "summary.json")
-    order = list(plan.get("methods") or summary.get("methods") or ())
-    labels = {path: _label(path, _json(path / "spec.json"), _json(path / "result.json")) for path in found}
+    order = list(read_json(folder / "compare.json").get("methods") or ())
+    labels = {path: str(read_json(path / "spec.json").get("method", path.name)) for path in found}
     return sorted(found, key=lambda path: order.index(labels[path]) if labels[path] in order else len(order))
 
 
-def _label(folder: Path, spec: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-    return str(result.get("label") or spec.get("method") or folder.name)
-
-
 def _read(folder: Path) -> Run:
-    spec, result = _json(folder / "spec.json"), _json(folder / "result.json")
-    environment = _json(folder / "environment.json")
-    # Newer specs say what the metric is; else the summary beside the folder may.
-    about = _part(spec, "metric") or _part(_json(folder.parent / "summary.json"), "metric")
-    metric = str(result.get("metric") or about.get("name") or "metric")
-    told = about.get("lower_is_better") if about.get("name") == metric else None
+    spec, environment = read_json(folder / "spec.json"), read_json(folder / "environment.json")
+    metric = _part(spec, "metric")
     return Run(
-        label=_label(folder, spec, result),
+        label=str(spec.get("method", folder.name)),
         spec=spec,
         environment=environment,
-        steps=_lines(folder / "steps.jsonl"),
-        result=result,
-        metric=metric,
-        lower_is_better=_lower({"metric": metric} | result, told),
+        steps=tuple(read_lines(folder / "steps.jsonl")),
+        result=read_json(folder / "result.json"),
+        metric=str(metric.get("name", "metric")),
+        lower_is_better=metric.get("lower_is_better", True) is True,
         date=_date(folder, environment),
     )
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """Return the object in a file; an empty one where there is no file."""
-    if not path.is_file():
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is no JSON: {error}. Run the training again, or leave this folder out.") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {type(found).__name__}. Is it laconic's file?")
-    return found
-
-
-def _lines(path: Path) -> tuple[dict[str, Any], ...]:
-    """Return the lines of a log; a run that still writes, or was stopped, may leave half of a last one."""
-    texts = path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else []
-    lines: list[dict[str, Any]] = []
-    for place, text in enumerate(texts, start=1):
-        if not text.strip():
-            continue
-        try:
-            line = json.loads(text)
-        except ValueError:
-            # Only what stands behind the last line break can be a half-written line.
-            if place == len(texts):
-                break
-            raise ValueError(f"{path}, line {place} is no JSON: {text[:60]!r}. Remove the line.") from None
-        if not isinstance(line, dict) or not isinstance(line.get("step"), int):
-            raise ValueError(f"{path}, line {place} must be an object with a step, got {text[:60]!r}.")
-        lines.append(line)
-    return tuple(lines)
 
 
 def _part(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     part = whole.get(name)
     return part if isinstance(part, Mapping) else {}
-
-
-def _metric(result: Mapping[str, Any]) -> str:
-    return str(result.get("metric") or "metric")
-
-
-def _lower(result: Mapping[str, Any], told: Any) -> bool:
-    """Whether less is better: what the summary says, else the result, else what the name of the metric says."""
-    said = told if isinstance(told, bool) else result.get("lower_is_better")
-    return said if isinstance(said, bool) else not any(word in _metric(result).lower() for word in _HIGHER)
 
 
 def _date(folder: Path, environment: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from laconic.lab.report.amounts import difference, milliseconds, number, plain, share, size, span, times
-from laconic.lab.report.read import Run, runs_of_results
+from laconic.lab.report.read import Run
 
 Status = Literal["finished", "unfinished", "diverged"]
 Place = Literal["page", "terminal"]
@@ -89,16 +89,15 @@ def cells(row: Row, columns: Sequence[Column]) -> list[str]:
     return [f"{texts[0]} ({row.remark})" if row.remark else texts[0], *texts[1:]]
 
 
-def rich_table(runs: Sequence[Run] | Mapping[str, Mapping[str, Any]], *, title: str | None = None) -> Table:
-    """Lay out runs, or the ``methods`` of a summary.json, for the terminal."""
-    known = runs_of_results(runs) if isinstance(runs, Mapping) else list(runs)
-    columns = columns_of(known, "terminal")
-    out = Table(title=title, box=box.SIMPLE, padding=(0, 1), collapse_padding=True, pad_edge=False)
+def rich_table(runs: Sequence[Run]) -> Table:
+    """Lay out runs for the terminal."""
+    columns = columns_of(runs, "terminal")
+    out = Table(box=box.SIMPLE, padding=(0, 1), collapse_padding=True, pad_edge=False)
     # Numbers stay whole where a terminal is narrow: names of methods can go on in a new line.
     out.add_column(columns[0].heading, overflow="fold")
     for column in columns[1:]:
         out.add_column("\n".join(wrap(column.heading, 7, break_long_words=False)), justify="right", no_wrap=True)
-    for row in rows_of(known):
+    for row in rows_of(runs):
         first = row.label.replace(":", ":\n") if len(row.label) > _LONG else row.label
         texts = [f"{first}\n({row.remark})" if row.remark else first, *cells(row, columns)[1:]]
         out.add_row(*(escape(text) for text in texts))
