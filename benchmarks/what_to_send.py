@@ -134,7 +134,7 @@ def _work(training: Training, method: laconic.Method) -> dict[str, Any]:
     )
     torch.manual_seed(seed_for(settled.seed, "weights"))
     work = task.prepare(place)
-    with tempfile.TemporaryDirectory() as scratch, Show(hidden=True) as show, StopWish() as wish:
+    with tempfile.TemporaryDirectory() as scratch, Show(hidden=True, boards=False) as show, StopWish() as wish:
         course, folder = Course.of(settled, work.steps_per_epoch), RunFolder(Path(talk.of_first(scratch)))
         watcher = show.begin(method.name, course.steps, work.metric, folder.path, False)
         outcome = Loop(work, course, method, place, talk, folder).run(watcher, wish, checkpoint_every=None)

@@ -9,7 +9,14 @@ import sys
 import pytest
 
 from laconic.cli import main
+from laconic.cli.train import _print
+from laconic.lab.launch import RankError
+from laconic.lab.report.amounts import NOTHING
+from laconic.lab.spec import Spec
+from laconic.lab.tasks import Lm
+from laconic.lab.training import Training
 from laconic.methods import METHODS
+from unit.lab.runs import Made, dense, write_compare, write_run
 
 
 def _said(capsys, *words: str) -> str:
@@ -72,6 +79,41 @@ def test_a_folder_that_has_something_in_it_is_not_written_to(capsys, tmp_path):
     (tmp_path / "mine.txt").write_text("keep me")
     assert "has something in it. Give another --out" in _refused(capsys, "train", "lm", "--out", str(tmp_path))
     assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_comparison_that_breaks_shows_what_there_is(capsys, tmp_path, monkeypatch):
+    out = write_compare(tmp_path / "half", [dense(), Made(stops_at=200)])
+    spec = Spec(
+        task=Lm(),
+        training=Training(),
+        method="dense",
+        workers=2,
+        device="cpu",
+        data_home="nowhere",
+        checkpoint_every=None,
+    )
+    (out / "compare.json").write_text(json.dumps({"methods": ["dense", Made().method], "spec": spec.as_dict()}))
+
+    def breaks(*args: object, **options: object) -> None:
+        raise RankError("rank 1 failed: out of memory")
+
+    monkeypatch.setattr("laconic.cli.compare.carry_out", breaks)
+    assert "laconic: rank 1 failed: out of memory" in _refused(capsys, "compare", "--resume", str(out))
+    assert list(json.loads((out / "summary.json").read_text())["methods"]) == ["dense"]
+    assert (out / "report.html").exists()
+
+
+def test_a_run_that_diverged_is_reported_too(capsys, tmp_path):
+    result = json.loads((write_run(tmp_path / "run", Made()) / "result.json").read_text())
+    _print(result | {"scores": {"valid": None}, "ratio": None, "best": None}, tmp_path / "[/x]")
+    said = capsys.readouterr().out
+    assert f"perplexity: valid {NOTHING}" in said
+    assert str(tmp_path / "[/x]") in said
+
+
+def test_without_tensorboard_it_is_said_before_anything_runs(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert 'pip install "laconic[tensorboard]"' in _refused(capsys, "train", "lm", "--tensorboard")
 
 
 def test_on_a_machine_without_a_gpu_cuda_is_refused(capsys, monkeypatch):

@@ -21,6 +21,7 @@ try:
     from laconic.cli.train import ResumeTrain, Train
     from laconic.lab.bench_kernels import BenchKernels
     from laconic.lab.bench_step import BenchStep
+    from laconic.lab.launch import RankError
 except ModuleNotFoundError as error:
     missing = (error.name or "").split(".")[0]
     if missing not in NEEDED:
@@ -59,14 +60,16 @@ def main(args: Sequence[str] | None = None) -> None:
     """Run the command that the words name; wrong input ends with an error of one line and exit code 2."""
     args = sys.argv[1:] if args is None else args
     resumes = any(word.split("=")[0] == "--resume" for word in args)
-    command = tyro.cli(
-        RESUMED if resumes else COMMANDS,
-        prog="laconic",
-        description="Train deep networks over slow links: commands to try, to compare and to measure.",
-        args=args,
-        config=MARKERS,
-    )
     try:
+        command = tyro.cli(
+            RESUMED if resumes else COMMANDS,
+            prog="laconic",
+            description="Train deep networks over slow links: commands to try, to compare and to measure.",
+            args=args,
+            config=MARKERS,
+        )
         command.run()
-    except (ValueError, FileNotFoundError, ImportError) as wrong:
+    except (ValueError, OSError, ImportError, RankError) as wrong:
         fail(str(wrong))
+    except KeyboardInterrupt:
+        fail("stopped at once. What was written stays.", code=130)

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from laconic.cli.runs import Where, carry_out, first_here, print_json, resumed
+from laconic.cli.places import joined
+from laconic.cli.runs import PLAN, Where, carry_out, check_board, end, first_here, print_json, resumed
 from laconic.cli.train import TaskChoice
 from laconic.lab.folder import RunFolder, read_json, write_json
 from laconic.lab.method_words import folder_name, words_of
 from laconic.lab.report.page import write_page
 from laconic.lab.report.read import read_runs
 from laconic.lab.report.tables import rich_table
-from laconic.lab.session import Order
+from laconic.lab.session import Order, Report
 from laconic.lab.spec import Spec
 from laconic.lab.training import Training
-
-PLAN = "compare.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +57,12 @@ class ResumeCompare:
 
     def run(self) -> None:
         """Train what is left, write the files, and print the table."""
-        if not (self.resume / PLAN).exists():
-            raise FileNotFoundError(f"{self.resume} has no {PLAN}: give a folder that compare has begun.")
+        check_board(self.tensorboard)
         saved = read_json(self.resume / PLAN)
-        plan = Plan(out=self.resume, spec=resumed(Spec.from_dict(saved["spec"])), words=saved["methods"])
+        if not saved:
+            raise FileNotFoundError(f"{self.resume} has no {PLAN}: give a folder that compare has begun.")
+        spec = resumed(Spec.from_dict(saved.get("spec", {})))
+        plan = Plan(out=self.resume, spec=spec, words=saved.get("methods", []))
         plan.carry_out(tensorboard=self.tensorboard, json=self.json)
 
 
@@ -76,17 +79,25 @@ class Plan:
         if first_here():
             write_json(self.out / PLAN, {"methods": self.words, "spec": self.spec.as_dict()})
         orders = tuple(order for order in self.orders(tensorboard) if not _finished(order.folder))
-        stopped = bool(orders) and carry_out(orders, "laconic compare", quiet=json).stopped
-        if not first_here():
-            return
+        report = Report(results=())
+        try:
+            # Under a launcher the others count on the first, whatever they see in the folder themselves.
+            if orders or joined(os.environ) is not None:
+                report = carry_out(orders or tuple(self.orders(tensorboard)), "laconic compare", quiet=json)
+        finally:
+            # Whatever happens to one method, what the others came to is there to look at.
+            if first_here() and any(self.out.glob("*/spec.json")):
+                self.show(stopped=report.stopped, json=json)
+        end(report)
+
+    def show(self, *, stopped: bool, json: bool) -> None:
+        """Write summary and page, and print what came of it."""
         summary = write_summary(self)
         page = write_page(read_runs([self.out]), self.out / "report.html")
         if json:
             print_json(summary | {"folder": str(self.out), "report": str(page)})
         else:
             _print(self, page, stopped=stopped)
-        if stopped:
-            raise SystemExit(130)
 
     def orders(self, tensorboard: bool) -> list[Order]:
         """Return a run a method, each of which goes on from what its folder has."""
@@ -119,7 +130,8 @@ def _finished(folder: Path) -> bool:
 
 
 def _print(plan: Plan, page: Path, *, stopped: bool) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    # In a file there is room for whole names of methods.
+    console = Console(highlight=False, soft_wrap=True, markup=False, width=None if sys.stdout.isatty() else 120)
     runs = read_runs([plan.out])
     console.print(rich_table(runs))
     shares = [f"{run.label} {run.result['data_share']:.2%}" for run in runs if "data_share" in run.result]

@@ -15,7 +15,7 @@ from rich.table import Table
 from tyro.conf import Positional, arg, subcommand
 
 from laconic.cli.home import default_home
-from laconic.cli.runs import fail, print_json
+from laconic.cli.runs import print_json
 from laconic.lab.data.catalogue import CATALOGUE, Entry, entry_of
 from laconic.lab.data.content import UNITS
 from laconic.lab.data.fetch import Line, get
@@ -34,7 +34,7 @@ _CHECKED = {
 class List:
     """List the data sets: their kind, what they are, whether they are there, and their size."""
 
-    home: Path = field(default_factory=default_home)
+    data_home: Path = field(default_factory=default_home)
     """Where data is kept. Default: $LACONIC_DATA, else $XDG_DATA_HOME/laconic, else ~/.local/share/laconic."""
     json: bool = False
     """Print it as JSON."""
@@ -42,7 +42,9 @@ class List:
     def run(self) -> None:
         """Print the list."""
         if self.json:
-            print_json({"home": str(self.home), "sets": [_listed(one, self.home) for one in CATALOGUE.values()]})
+            print_json(
+                {"home": str(self.data_home), "sets": [_listed(one, self.data_home) for one in CATALOGUE.values()]}
+            )
             return
         table = Table(box=box.SIMPLE)
         for heading in ("name", "kind", "what"):
@@ -50,13 +52,13 @@ class List:
         table.add_column("there")
         table.add_column("size", justify="right", no_wrap=True)
         for entry in CATALOGUE.values():
-            there = is_there(entry.name, self.home)
-            size = f"{size_of(entry.name, self.home) / 1e6:,.1f} MB" if there else ""
+            there = is_there(entry.name, self.data_home)
+            size = f"{size_of(entry.name, self.data_home) / 1e6:,.1f} MB" if there else ""
             word = "built in" if entry.embedded else "yes" if there else "no"
             table.add_row(f"[bold]{entry.name}[/]", entry.kind, entry.about, word, size)
         console = Console()
         console.print(table)
-        _say(console, f"Kept in {self.home}.")
+        _say(console, f"Kept in {self.data_home}.")
         _say(console, "From its public home: laconic data get NAME. From a folder: laconic data import NAME DIR")
 
 
@@ -66,7 +68,7 @@ class Get:
 
     name: Positional[Annotated[str, arg(metavar="NAME")]]
     """The set: see laconic data list."""
-    home: Path = field(default_factory=default_home)
+    data_home: Path = field(default_factory=default_home)
     """Where data is kept. Default: $LACONIC_DATA, else $XDG_DATA_HOME/laconic, else ~/.local/share/laconic."""
     unchecked: bool = False
     """Take it even if it is not the set as it is known; about.json says so."""
@@ -81,14 +83,14 @@ class Get:
         entry = entry_of(self.name)
         if entry.embedded:
             if self.json:
-                print_json(_listed(entry, self.home))
+                print_json(_listed(entry, self.data_home))
             else:
                 _say(Console(), f"{entry.name} is built in: nothing to fetch. {entry.about}")
             return
         with _bars() as bars:
             line = Line(progress=bars.fetched)
-            about = get(self.name, self.home, unchecked=self.unchecked, line=line, tell=bars.reading)
-        _report(about, self.home, as_json=self.json)
+            about = get(self.name, self.data_home, unchecked=self.unchecked, line=line, tell=bars.reading)
+        _report(about, self.data_home, as_json=self.json)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +101,7 @@ class Import:
     """The set: see laconic data list."""
     folder: Positional[Annotated[Path, arg(metavar="DIR")]]
     """The folder with its files, or the one above; plain, compressed, or in a tar archive."""
-    home: Path = field(default_factory=default_home)
+    data_home: Path = field(default_factory=default_home)
     """Where data is kept. Default: $LACONIC_DATA, else $XDG_DATA_HOME/laconic, else ~/.local/share/laconic."""
     unchecked: bool = False
     """Take it even if it is not the set as it is known; about.json says so."""
@@ -112,8 +114,8 @@ class Import:
     def run(self) -> None:
         """Import, and print what there is."""
         with _bars() as bars:
-            about = import_set(self.name, self.folder, self.home, unchecked=self.unchecked, tell=bars.reading)
-        _report(about, self.home, as_json=self.json)
+            about = import_set(self.name, self.folder, self.data_home, unchecked=self.unchecked, tell=bars.reading)
+        _report(about, self.data_home, as_json=self.json)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,11 +129,8 @@ class Data:
     )
 
     def run(self) -> None:
-        """Do what was asked for; a network or a disk that fails ends with one line."""
-        try:
-            self.action.run()
-        except OSError as error:
-            fail(str(error))
+        """Do what was asked for."""
+        self.action.run()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ T = TypeVar("T")
 def joined(environment: Mapping[str, str]) -> Joined | None:
     """Return the place that torchrun or Slurm's srun has given this process; None when it was started alone.
 
-    >>> slurm = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1"}
+    >>> slurm = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "1"}
     >>> slurm |= {"SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_STEP_NODELIST": "node[07-08]", "SLURM_JOB_ID": "12"}
     >>> joined(slurm)
     Joined(rank=3, ranks=4, local_rank=1, local_ranks=2, address='node07', port=20012)
@@ -33,12 +33,13 @@ def joined(environment: Mapping[str, str]) -> Joined | None:
             address=environment.get("MASTER_ADDR", "127.0.0.1"),
             port=int(environment.get("MASTER_PORT", "29500")),
         )
-    if "SLURM_STEP_ID" in environment and int(environment.get("SLURM_NTASKS", "1")) > 1:
+    # The step's own number: inside an allocation, without srun, SLURM_NTASKS is that of steps to come.
+    if int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
         nodes = environment.get("SLURM_STEP_NODELIST", environment.get("SLURM_NODELIST", "127.0.0.1"))
-        here = environment.get("SLURM_STEP_TASKS_PER_NODE", environment["SLURM_NTASKS"])
+        here = environment.get("SLURM_STEP_TASKS_PER_NODE", environment["SLURM_STEP_NUM_TASKS"])
         return Joined(
             rank=int(environment["SLURM_PROCID"]),
-            ranks=int(environment["SLURM_NTASKS"]),
+            ranks=int(environment["SLURM_STEP_NUM_TASKS"]),
             local_rank=int(environment["SLURM_LOCALID"]),
             local_ranks=int(re.match(r"\d+", here)[0]),  # type: ignore[index]
             address=environment.get("MASTER_ADDR", first_host(nodes)),

@@ -13,13 +13,15 @@ from typing import Any, NoReturn
 from laconic.arguments import check_whole
 from laconic.cli.home import default_home
 from laconic.cli.places import joined, run_everywhere, settle
-from laconic.lab.launch import RankError
 from laconic.lab.machine import machine
 from laconic.lab.session import Order, Report, run_orders
 from laconic.lab.show import board_in
 from laconic.lab.spec import Device, Spec
 from laconic.lab.tasks import Task
 from laconic.lab.training import Training
+
+# What a comparison's folder has, and a run's has not.
+PLAN = "compare.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +45,7 @@ class Where:
 
     def __post_init__(self) -> None:
         check_whole("workers", self.workers, 1, "Write --workers 2.")
-        if self.tensorboard:
-            board_in(None)
+        check_board(self.tensorboard)
 
     def spec(self, task: Task, training: Training, method: str) -> Spec:
         """Return the spec of a run here."""
@@ -55,7 +56,7 @@ class Where:
             method=method,
             workers=self.workers if place is None else place.ranks,
             device=settle(self.device),
-            data_home=str(self.data_home),
+            data_home=str(self.data_home.resolve()),
             checkpoint_every=self.checkpoint_every,
         )
 
@@ -63,8 +64,9 @@ class Where:
         """Return the folder to write to; one that has something in it already is refused."""
         out = self.out or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
         if first_here() and out.exists() and (not out.is_dir() or any(out.iterdir())):
+            word = "compare" if (out / PLAN).exists() else "train"
             raise ValueError(
-                f"{out} has something in it. Give another --out, or go on with a run: laconic train --resume {out}."
+                f"{out} has something in it. Give another --out, or go on with it: laconic {word} --resume {out}."
             )
         return out
 
@@ -78,6 +80,12 @@ def resumed(spec: Spec) -> Spec:
     return spec
 
 
+def check_board(wanted: bool) -> None:
+    """Refuse TensorBoard, if it is wanted and not installed, before anything runs."""
+    if wanted:
+        board_in(None)
+
+
 def first_here() -> bool:
     """Whether this process is the one that speaks: it was started alone, or is rank 0."""
     place = joined(os.environ)
@@ -85,19 +93,10 @@ def first_here() -> bool:
 
 
 def carry_out(orders: tuple[Order, ...], command: str, *, quiet: bool) -> Report:
-    """Make the runs on every rank; what went wrong ends the command with a line that says what."""
-    spec = orders[0].spec
-    about = machine(command, {})
+    """Make the runs on every rank."""
+    spec, about = orders[0].spec, machine(command, {})
     about.pop("options")
-    try:
-        report = run_everywhere(spec.workers, spec.device, run_orders, orders, about, quiet)
-    except RankError as error:
-        fail(str(error))
-    except KeyboardInterrupt:
-        fail("stopped at once; the last checkpoint is in the folder.", code=130)
-    if report.error is not None:
-        fail(report.error)
-    return report
+    return run_everywhere(spec.workers, spec.device, run_orders, orders, about, quiet)
 
 
 def print_json(data: dict[str, Any]) -> None:
@@ -106,7 +105,16 @@ def print_json(data: dict[str, Any]) -> None:
 
 
 def fail(message: str, *, code: int = 2) -> NoReturn:
-    """End the command with a message; of several ranks one speaks."""
-    if first_here():
-        print(f"laconic: {message}", file=sys.stderr)
+    """End the command with a message."""
+    place = joined(os.environ)
+    who = "laconic" if place is None or place.rank == 0 else f"laconic, rank {place.rank}"
+    print(f"{who}: {message}", file=sys.stderr)
     raise SystemExit(code)
+
+
+def end(report: Report) -> None:
+    """End the command after its runs: with the error, if there was one, or as one that was stopped."""
+    if report.error is not None and first_here():
+        fail(report.error)
+    if report.error is not None or report.stopped:
+        raise SystemExit(130 if report.stopped else 2)

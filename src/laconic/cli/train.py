@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from rich.console import Console
 from tyro.conf import subcommand
 
-from laconic.cli.runs import Where, carry_out, first_here, print_json, resumed
+from laconic.cli.runs import Where, carry_out, check_board, end, first_here, print_json, resumed
 from laconic.lab.folder import RunFolder
 from laconic.lab.method_words import folder_name
+from laconic.lab.report.amounts import plain, times
 from laconic.lab.session import Order
 from laconic.lab.spec import Spec
 from laconic.lab.tasks import Lm, Logreg, Speech, Vision
@@ -60,6 +61,7 @@ class ResumeTrain:
 
     def run(self) -> None:
         """Train what is left, and say what came of it."""
+        check_board(self.tensorboard)
         spec = resumed(Spec.from_dict(RunFolder(self.resume).spec()))
         order = Order(spec=spec, folder=self.resume, resume=True, tensorboard=self.tensorboard)
         train_one(order, json=self.json)
@@ -68,24 +70,23 @@ class ResumeTrain:
 def train_one(order: Order, *, json: bool) -> None:
     """Make one run, and say what came of it."""
     report = carry_out((order,), "laconic train", quiet=json)
-    if not first_here():
-        return
-    result = report.results[0]
-    if json:
-        print_json(result | {"folder": str(order.folder)})
-    else:
-        _print(result, order.folder)
-    if report.stopped:
-        raise SystemExit(130)
+    if first_here():
+        for result in report.results:
+            if json:
+                print_json(result | {"folder": str(order.folder)})
+            else:
+                _print(result, order.folder)
+    end(report)
 
 
-def _print(result: dict[str, object], folder: Path) -> None:
-    console = Console(highlight=False, soft_wrap=True)
-    scores = ", ".join(f"{split} {value:.4g}" for split, value in dict(result["scores"]).items())  # type: ignore[call-overload]
+def _print(result: dict[str, Any], folder: Path) -> None:
+    """Say what came of a run; what is no number, of a run that diverged, is a dash."""
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    scores = ", ".join(f"{split} {plain(value)}" for split, value in result["scores"].items())
     ending = "done" if result["finished"] else f"stopped after step {result['steps']}"
-    console.print(f"[bold]{result['label']}[/] {ending}. {result['metric']}: {scores or 'not evaluated'}")
+    console.print(f"{result['label']} {ending}. {result['metric']}: {scores or 'not evaluated'}")
     console.print(
-        f"{result['wire_bytes_sent_per_rank']:,} bytes sent a rank, {result['ratio']:.1f}x fewer than dense; "
+        f"{result['wire_bytes_sent_per_rank']:,} bytes sent a rank, {times(result['ratio'])} fewer than dense; "
         f"{result['seconds']:.1f} s of training, {result['data_share']:.2%} of it waiting for data"
     )
     more = f"laconic report {folder}" if result["finished"] else f"laconic train --resume {folder}"

@@ -26,6 +26,10 @@ class RunFolder:
         write_json(self.path / "spec.json", spec)
         write_json(self.path / "environment.json", environment)
         (self.path / "result.json").unlink(missing_ok=True)
+        # What was begun later was never sealed, or is of a run that is made anew.
+        for late in self.path.glob("checkpoints/step-*"):
+            if int(late.name.removeprefix("step-")) > from_step:
+                shutil.rmtree(late)
         kept = [line for line in read_lines(self.path / "steps.jsonl") if line["step"] <= from_step]
         _replace(self.path / "steps.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
 

@@ -8,14 +8,14 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -61,10 +61,13 @@ def run_ranks(ranks: int, work: Callable[..., T], *args: Any, threads: int = 1, 
     )
     # The launcher reports each failure itself, at length, before it raises it.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
-    with _signals_handed_on():
+    with _SignalsHandedOn() as signals:
         try:
-            results: dict[int, T] = elastic_launch(config, _start)(work, args, threads, device)
-        except ChildFailedError as error:
+            results: dict[int, T] = elastic_launch(config, _start_here)(work, args, threads, device)
+        except (ChildFailedError, SignalException) as error:
+            # Ranks that were not yet ready to note a wish have ended of the signal itself.
+            if signals.interrupted or isinstance(error, SignalException):
+                raise KeyboardInterrupt from None
             raise RankError(_first_failure(error)) from None
     return results[0]
 
@@ -80,6 +83,12 @@ def run_joined(place: Joined, work: Callable[..., T], *args: Any, threads: int =
 def threads_for(local_ranks: int) -> int:
     """Return how many threads a rank may use when it shares this machine's cores with others."""
     return max(1, (os.cpu_count() or 1) // local_ranks)
+
+
+def _start_here(work: Callable[..., T], args: tuple[Any, ...], threads: int, device: str) -> T:
+    # A terminal sends Ctrl-C to all processes; the one that started the ranks hands it on.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return _start(work, args, threads, device)
 
 
 def _start(work: Callable[..., T], args: tuple[Any, ...], threads: int, device: str) -> T:
@@ -111,23 +120,29 @@ def _first_failure(error: ChildFailedError) -> str:
     return f"rank {rank} failed: {text.strip().splitlines()[-1] if text.strip() else failure}"
 
 
-@contextmanager
-def _signals_handed_on() -> Iterator[None]:
-    """Hand Ctrl-C and SIGTERM on to the ranks as SIGTERM, which asks them to stop; a second Ctrl-C ends them."""
-    interrupted = False
+class _SignalsHandedOn:
+    """Hands Ctrl-C and SIGTERM on to the ranks as SIGTERM, which asks them to stop; a second Ctrl-C ends them."""
 
-    def hand_on(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        nonlocal interrupted
-        again, interrupted = interrupted and number == signal.SIGINT, True
-        for process in multiprocessing.active_children():
-            process.kill() if again else process.terminate()
-        if again:
-            raise KeyboardInterrupt
-        print("\nstopping at the next step that all ranks agree on; Ctrl-C again stops at once.", file=sys.stderr)
+    def __init__(self) -> None:
+        self.interrupted = False
+        self._before: dict[signal.Signals, Any] = {}
 
-    before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
+    def __enter__(self) -> _SignalsHandedOn:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._hand_on)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def _hand_on(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        again, self.interrupted = self.interrupted and number == signal.SIGINT, True
+        ranks = multiprocessing.active_children()
+        for rank in ranks:
+            rank.kill() if again else rank.terminate()
+        if again or not ranks:
+            raise KeyboardInterrupt
+        print("\nstopping; Ctrl-C again stops at once.", file=sys.stderr)

@@ -53,20 +53,40 @@ class Loop:
     """One training on one rank."""
 
     def __init__(
-        self, work: Work, course: Course, method: laconic.Method, place: Place, talk: Talk, folder: RunFolder
+        self,
+        work: Work,
+        course: Course,
+        method: laconic.Method,
+        place: Place,
+        talk: Talk,
+        folder: RunFolder,
+        *,
+        resumes: bool = False,
     ) -> None:
         self.work, self.course, self.method, self.place = work, course, method, place
         self.talk, self.folder = talk, folder
+        self._talk_before = talk.wire_bytes
         on_gpu = [place.device.index] if place.device.type == "cuda" else None
         self.ddp = DistributedDataParallel(
             work.model, bucket_cap_mb=_BUCKET_MEGABYTES, device_ids=on_gpu, **_buffers_stay()
         )
+        if resumes:
+            self._settle_buckets()
         self.optimizer = course.make_optimizer(work.model)
         self.link = laconic.attach(self.ddp, self.optimizer, method)
         self.step, self.totals = 0, Totals()
-        self._look_every = course.log_every
+        self.meter = Meter(place.device, self.totals)
+        self._look_every = 1
         self._last: dict[str, Any] = {}
         self._scores: dict[str, float] = {}
+
+    def _settle_buckets(self) -> None:
+        """Have DDP order its buckets as a run has them from its second step on, by a step that is thrown away.
+
+        With three ranks or more the order in which gloo adds up depends on where a gradient lies in its bucket.
+        """
+        self.work.loss(self.ddp, self.work.batch(0)).backward()
+        self.ddp.zero_grad()
 
     def run(self, watcher: Watcher, wish: StopWish, *, checkpoint_every: int | None) -> Outcome:
         """Train to the last step, or until all ranks agree to stop; every rank returns the same scores."""
@@ -76,7 +96,7 @@ class Loop:
 
     def _train(self, ahead: Ahead, watcher: Watcher, wish: StopWish, *, save_every: int) -> bool:
         """Train, and return whether it was stopped before the last step."""
-        meter, course, stopped, looked = Meter(self.place.device, self.totals), self.course, False, self.step
+        meter, course, stopped, looked = self.meter, self.course, False, self.step
         meter.start()
         while self.step < course.steps and not stopped:
             self._train_step(meter, ahead)
@@ -89,7 +109,7 @@ class Loop:
             meter.stop()
             if look:
                 looked, stopped = self.step, self._agree_to_stop(wish, meter) and not at_end
-            if evaluate or log or stopped:
+            if evaluate or log:
                 self._write_line(meter, watcher, evaluate=evaluate)
                 meter.restart()
             if save or stopped:
@@ -176,11 +196,15 @@ class Loop:
 
     def _save(self) -> None:
         model, name = self.work.model, f"rank-{self.place.rank:05d}"
-        state = {"buffers": dict(model.named_buffers()), "link": self.link.state_dict()}
-        self.folder.save_rank(self.step, name, state | {"work": self.work.state_dict()})
+        self.totals.lab_bytes += self.talk.wire_bytes - self._talk_before
+        self._talk_before = self.talk.wire_bytes
+        mine = {"buffers": dict(model.named_buffers()), "link": self.link.state_dict()}
+        mine |= {"work": self.work.state_dict(), "meter": self.meter.state_dict()}
+        self.folder.save_rank(self.step, name, mine)
         if self.place.rank == 0:
             shared = {"parameters": dict(model.named_parameters()), "optimizer": self.optimizer.state_dict()}
-            self.folder.save_rank(self.step, "shared", shared | {"totals": self.totals.as_dict()})
+            shared |= {"totals": self.totals.as_dict(), "scores": self._scores, "last": self._last}
+            self.folder.save_rank(self.step, "shared", shared)
         self.talk.wait()
         if self.place.rank == 0:
             self.folder.seal(self.step)
@@ -194,6 +218,9 @@ class Loop:
         self.link.load_state_dict(mine["link"])
         self.work.load_state_dict(mine["work"])
         self.totals, self.step = Totals(**shared["totals"]), step
+        self.meter = Meter(self.place.device, self.totals)
+        self.meter.load_state_dict(mine["meter"])
+        self._scores, self._last = shared["scores"], shared["last"]
 
     def _outcome(self, *, stopped: bool) -> Outcome:
         stats = self.link.stats
@@ -207,7 +234,7 @@ class Loop:
             stopped=stopped,
             clipped_share=self._clipped_share(stats),
             weights_sha256=digest(self.work.model),
-            lab_bytes=self.talk.wire_bytes,
+            lab_bytes=self.totals.lab_bytes,
         )
 
 

@@ -18,6 +18,7 @@ class Totals:
     density_sum: float = 0.0
     density_lines: int = 0
     best: float | None = None
+    lab_bytes: int = 0
 
     def as_dict(self) -> dict[str, float | None]:
         """Return plain data."""
@@ -61,6 +62,17 @@ class Meter:
         self.totals.data_seconds += data_seconds
         if clipped is not None:
             self._clipped += clipped
+
+    def state_dict(self) -> dict[str, float]:
+        """Return what has been added up since the last line."""
+        since = {"seconds": self._seconds_before, "data_seconds": self._data_before}
+        return since | {"steps": self.steps, "loss": float(self.loss)}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Go on from there."""
+        self._seconds_before, self._data_before = state["seconds"], state["data_seconds"]
+        self.steps = int(state["steps"])
+        self.loss.fill_(state["loss"])
 
     @property
     def step_seconds(self) -> float:

@@ -5,6 +5,7 @@
 | the model's first weights | seed, the same on every rank |
 | the split of the data over ranks | seed, the same on every rank |
 | the order of a rank's examples in an epoch | seed, rank, epoch |
+| which recordings a rank joins into strings of digits | seed, rank, step |
 | dropout and augmentation in a step | seed, rank, step |
 
 So nothing depends on what was drawn before: a run that goes on from a checkpoint draws what it would have drawn.

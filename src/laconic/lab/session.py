@@ -6,9 +6,11 @@ import gc
 import os
 import socket
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,7 +24,9 @@ from laconic.lab.show import Show
 from laconic.lab.spec import Spec
 from laconic.lab.talk import StopWish, Talk
 from laconic.lab.training import Course
-from laconic.lab.work import Place
+from laconic.lab.work import Place, Work
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,60 +49,83 @@ class Report:
 
 
 def run_orders(orders: tuple[Order, ...], environment: dict[str, Any], quiet: bool) -> Report:
-    """Make runs one after the other. Runs on every rank; all return the same."""
-    talk = Talk()
+    """Make runs one after the other; one that cannot be made is passed over. On every rank; all return the same."""
+    talk, stopped = Talk(), False
+    results: list[dict[str, Any]] = []
+    errors: list[str] = []
     if talk.rank:
         # What warns, warns on every rank; the first says it.
         warnings.simplefilter("ignore")
-    results: list[dict[str, Any]] = []
-    with StopWish() as wish, Show(hidden=quiet or talk.rank != 0) as show:
+    with StopWish() as wish, Show(hidden=quiet or talk.rank != 0, boards=talk.rank == 0) as show:
         # Started one by one, ranks may name their folders by different seconds.
         for order in talk.of_first(orders):
             try:
-                loop, error = _prepare(order, talk), None
-            except (ValueError, OSError, ImportError) as failure:
-                loop, error = None, str(failure)
-            error = talk.first_error(error)
-            if error is not None or loop is None:
-                return Report(results=tuple(results), error=error)
-            outcome = _run(order, loop, talk, wish, show, environment)
-            results.append(finite(_result(order, loop, outcome)))
-            if talk.rank == 0:
-                RunFolder(order.folder).finish(results[-1])
-            del loop
+                result = _run(order, talk, wish, show, environment)
+            except (ValueError, TypeError, AgreedError) as failure:
+                errors.append(f"{order.spec.method}: {failure}" if len(orders) > 1 else str(failure))
+                continue
+            results.append(result)
             gc.collect()
-            if outcome.stopped:
-                return Report(results=tuple(results), stopped=True)
-    return Report(results=tuple(results))
+            stopped = not result["finished"]
+            if stopped:
+                break
+    return Report(results=tuple(results), error="\n".join(errors) or None, stopped=stopped)
 
 
-def _prepare(order: Order, talk: Talk) -> Loop:
-    spec, training = order.spec, order.spec.settled
+class AgreedError(Exception):
+    """What went wrong on a rank, or on all of them, raised on all of them."""
+
+
+def _together(talk: Talk, what: Callable[[], T]) -> T:
+    """Return what it returns; if it fails on any rank, all raise that rank's error, and none waits for another."""
+    made, error = [], None
+    try:
+        made = [what()]
+    except (ValueError, OSError, ImportError) as failure:
+        error = str(failure)
+    error = talk.first_error(error)
+    if error is not None:
+        raise AgreedError(error)
+    return made[0]
+
+
+def _run(order: Order, talk: Talk, wish: StopWish, show: Show, environment: dict[str, Any]) -> dict[str, Any]:
+    spec, folder = order.spec, RunFolder(order.folder)
+    place = _place(spec, talk)
+    work = _together(talk, partial(_prepare, spec, place))
+    course = Course.of(spec.settled, work.steps_per_epoch)
+    step = talk.of_first(folder.latest() if order.resume else 0)
+    loop = Loop(work, course, make(spec.method, clip=course.clip), place, talk, folder, resumes=step > 0)
+    if step:
+        _together(talk, partial(loop.load, step))
+    if talk.rank == 0:
+        settled = spec.as_dict() | {"course": asdict(course), "metric": asdict(work.metric)}
+        folder.begin(settled, environment | _ran_on(place), from_step=step)
+    watcher = show.begin(spec.method, course.steps, work.metric, order.folder, order.tensorboard)
+    outcome = loop.run(watcher, wish, checkpoint_every=spec.checkpoint_every)
+    result: dict[str, Any] = finite(_result(order, loop, outcome))
+    if talk.rank == 0:
+        folder.finish(result)
+    return result
+
+
+def _place(spec: Spec, talk: Talk) -> Place:
     device = torch.device("cuda", torch.cuda.current_device()) if spec.device == "cuda" else torch.device("cpu")
-    place = Place(
+    return Place(
         rank=talk.rank,
         ranks=talk.ranks,
         device=device,
-        seed=training.seed,
-        batch=training.batch or 1,
+        seed=spec.settled.seed,
+        batch=spec.settled.batch or 1,
         data_home=Path(spec.data_home),
     )
-    torch.manual_seed(seed_for(training.seed, "weights"))
+
+
+def _prepare(spec: Spec, place: Place) -> Work:
+    torch.manual_seed(seed_for(place.seed, "weights"))
     work = spec.task.prepare(place)
-    work.model.to(device)
-    course = Course.of(training, work.steps_per_epoch)
-    return Loop(work, course, make(spec.method, clip=course.clip), place, talk, RunFolder(order.folder))
-
-
-def _run(order: Order, loop: Loop, talk: Talk, wish: StopWish, show: Show, environment: dict[str, Any]) -> Outcome:
-    step = talk.of_first(loop.folder.latest() if order.resume else 0)
-    if step:
-        loop.load(step)
-    if talk.rank == 0:
-        spec = order.spec.as_dict() | {"course": asdict(loop.course), "metric": asdict(loop.work.metric)}
-        loop.folder.begin(spec, environment | _ran_on(loop.place), from_step=step)
-    watcher = show.begin(order.spec.method, loop.course.steps, loop.work.metric, order.folder, order.tensorboard)
-    return loop.run(watcher, wish, checkpoint_every=order.spec.checkpoint_every)
+    work.model.to(place.device)
+    return work
 
 
 def _ran_on(place: Place) -> dict[str, Any]:

@@ -19,8 +19,8 @@ _LINE_SECONDS = 10.0
 class Show:
     """Follows runs, one after the other, on standard error: standard output is for results."""
 
-    def __init__(self, *, hidden: bool) -> None:
-        self._console, self._hidden = Console(stderr=True), hidden
+    def __init__(self, *, hidden: bool, boards: bool) -> None:
+        self._console, self._hidden, self._boards = Console(stderr=True), hidden, boards
         self._bar = Progress(
             TextColumn("{task.description:>12}"),
             BarColumn(bar_width=24),
@@ -43,7 +43,7 @@ class Show:
     def begin(self, label: str, steps: int, metric: Metric, folder: Path, tensorboard: bool) -> Follower:
         """Follow a new run."""
         task = self._bar.add_task(label, total=steps, note="")
-        board = board_in(folder / "tensorboard") if tensorboard and not self._hidden else None
+        board = board_in(folder / "tensorboard") if tensorboard and self._boards else None
         return Follower(self._bar, task, None if self._hidden else self._console, label, steps, metric, board)
 
 

@@ -38,10 +38,8 @@ class Spec:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data; ``from_dict`` makes the same spec of it."""
-        return asdict(self) | {
-            "task": {"kind": self.task.name} | asdict(self.task),
-            "training": asdict(self.settled),
-        }
+        task = {"kind": self.task.name} | asdict(self.task.settled())
+        return asdict(self) | {"task": task, "training": asdict(self.settled)}
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> Spec:

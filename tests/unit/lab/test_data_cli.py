@@ -57,17 +57,17 @@ def test_the_list_has_every_set_and_says_which_are_there(
     ptb: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home = tmp_path / "home"
-    before = parsed(capsys, "list", "--home", home)
+    before = parsed(capsys, "list", "--data-home", home)
     assert [one["name"] for one in before["sets"]] == list(CATALOGUE)
     assert {one["name"] for one in before["sets"] if one["there"]} == {
         name for name, entry in CATALOGUE.items() if entry.embedded
     }
-    printed(capsys, "import", "ptb", ptb, "--home", home)
-    after = {one["name"]: one for one in parsed(capsys, "list", "--home", home)["sets"]}
+    printed(capsys, "import", "ptb", ptb, "--data-home", home)
+    after = {one["name"]: one for one in parsed(capsys, "list", "--data-home", home)["sets"]}
     assert after["ptb"]["there"]
     assert after["ptb"]["bytes"] > 10
     assert after["ptb"]["terms"].startswith("LDC")
-    table = printed(capsys, "list", "--home", home)
+    table = printed(capsys, "list", "--data-home", home)
     assert all(name in table for name in CATALOGUE)
     assert "built in" in table
 
@@ -75,7 +75,7 @@ def test_the_list_has_every_set_and_says_which_are_there(
 def test_import_keeps_the_set_and_shows_checks_terms_and_citation(
     ptb: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = printed(capsys, "import", "ptb", ptb, "--home", tmp_path / "home [1]")
+    said = printed(capsys, "import", "ptb", ptb, "--data-home", tmp_path / "home [1]")
     assert load("ptb", tmp_path / "home [1]") == Text(name="ptb", **PTB)
     assert f"ptb is in {tmp_path / 'home [1]' / 'ptb'}" in said
     assert "train: 2 lines (content checked)" in said
@@ -87,7 +87,7 @@ def test_import_keeps_the_set_and_shows_checks_terms_and_citation(
 def test_import_prints_one_object_for_programs(
     ptb: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = parsed(capsys, "import", "ptb", ptb, "--home", tmp_path / "home")
+    found = parsed(capsys, "import", "ptb", ptb, "--data-home", tmp_path / "home")
     assert found["checked"] == {"train": "digest", "valid": "digest", "test": "count"}
     assert found["parts"]["train"]["count"] == 2
     assert found["source"] == str(ptb)
@@ -98,18 +98,18 @@ def test_other_content_is_refused_in_one_line_and_taken_unchecked(
     ptb: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (ptb / "ptb.train.txt").write_text("other\n")
-    said = refused(capsys, "import", "ptb", ptb, "--home", tmp_path / "home")
+    said = refused(capsys, "import", "ptb", ptb, "--data-home", tmp_path / "home")
     assert "train: expected 2 lines, found 1" in said
     assert not is_there("ptb", tmp_path / "home")
-    said = printed(capsys, "import", "ptb", ptb, "--home", tmp_path / "home", "--unchecked")
+    said = printed(capsys, "import", "ptb", ptb, "--data-home", tmp_path / "home", "--unchecked")
     assert "train: 1 lines (not checked)" in said
     assert "Note: it differs" in said
 
 
 def test_wrong_words_end_with_what_there_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "there is no folder" in refused(capsys, "import", "ptb", tmp_path / "nowhere", "--home", tmp_path)
-    assert "no public home of agaricus" in refused(capsys, "get", "agaricus", "--home", tmp_path)
-    said = refused(capsys, "get", "imagenet", "--home", tmp_path)
+    assert "there is no folder" in refused(capsys, "import", "ptb", tmp_path / "nowhere", "--data-home", tmp_path)
+    assert "no public home of agaricus" in refused(capsys, "get", "agaricus", "--data-home", tmp_path)
+    said = refused(capsys, "get", "imagenet", "--data-home", tmp_path)
     assert "imagenet" in said
     assert "wikitext-2" in said
 
@@ -118,12 +118,12 @@ def test_a_home_that_cannot_be_written_ends_in_one_line(
     ptb: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    assert "file" in refused(capsys, "import", "ptb", ptb, "--home", tmp_path / "file")
+    assert "file" in refused(capsys, "import", "ptb", ptb, "--data-home", tmp_path / "file")
 
 
 def test_built_in_sets_need_no_fetching(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "digits is built in: nothing to fetch" in printed(capsys, "get", "digits", "--home", tmp_path)
-    assert parsed(capsys, "get", "digits", "--home", tmp_path)["built_in"]
+    assert "digits is built in: nothing to fetch" in printed(capsys, "get", "digits", "--data-home", tmp_path)
+    assert parsed(capsys, "get", "digits", "--data-home", tmp_path)["built_in"]
 
 
 def test_the_home_is_laconic_data_then_xdg_then_the_users_own() -> None:

@@ -153,7 +153,7 @@ def _row(run: Run, parent: float | None) -> Row:
         density=_first(result.get("density"), _mean(line.get("density") for line in run.steps)),
         step_seconds=_step_seconds(run, seconds),
         seconds=seconds,
-        clipped_share=_first(result.get("clipped_share"), _mean(line.get("clipped_share") for line in run.steps)),
+        clipped_share=_first(result.get("clipped_share"), last.get("clipped_share")),
         scores={split: number(score) for split, score in _map(result.get("scores")).items()},
     )
 

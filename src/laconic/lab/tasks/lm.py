@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from laconic.arguments import check_choice, check_number, check_whole
 from laconic.lab.data import kinds
+from laconic.lab.data.content import kind_of
 from laconic.lab.data.store import load
 from laconic.lab.data.text_files import load_folder_text
 from laconic.lab.models.awd import AWD, Drops
@@ -89,6 +90,9 @@ class Lm:
             )
         usual = replace(usual, level=self.tokens, length=lengths.get((self.model, self.tokens), 70))
         given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+        if self.data not in _TEXTS and Path(self.data).is_dir():
+            # A run that goes on may be started from elsewhere.
+            given["data"] = str(Path(self.data).resolve())
         mine = replace(usual, **given)
         square = self.model == "gpt" or words or mine.tied
         return mine if mine.embedding else replace(mine, embedding=mine.hidden if square else 64)
@@ -226,8 +230,7 @@ def _text(data: str, home: Path) -> kinds.Text:
         return load_folder_text(Path(data))
     found = load(data, home)
     if not isinstance(found, kinds.Text):
-        kind = type(found).__name__.lower()
-        raise ValueError(f"lm wants text; {data!r} is {kind}. Try --data python-docs.")
+        raise ValueError(f"lm wants text; {data!r} is {kind_of(found)}. Try --data python-docs.")
     return found
 
 

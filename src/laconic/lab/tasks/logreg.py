@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from laconic.arguments import check_number
 from laconic.lab.data import kinds
+from laconic.lab.data.content import kind_of
 from laconic.lab.data.splits import check_split, split
 from laconic.lab.data.store import load
 from laconic.lab.order import Order
@@ -63,8 +64,7 @@ class Logreg:
         """Load the rows, share them out and build the model."""
         data = load(self.data, place.data_home)
         if not isinstance(data, kinds.Rows):
-            kind = type(data).__name__.lower()
-            raise ValueError(f"logreg wants rows; {self.data!r} is {kind}. Try --data breast-cancer.")
+            raise ValueError(f"logreg wants rows; {self.data!r} is {kind_of(data)}. Try --data breast-cancer.")
         return LogregWork(self, data, place)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from laconic.arguments import check_choice, check_whole
 from laconic.lab.data import kinds
+from laconic.lab.data.content import kind_of
 from laconic.lab.data.splits import check_split, split
 from laconic.lab.data.store import load
 from laconic.lab.features import BANDS, Frames, frames_of
@@ -86,8 +87,7 @@ class Speech:
         """Load the recordings, share them out, compute features and build the model."""
         data = load(self.data, place.data_home)
         if not isinstance(data, kinds.Speech):
-            kind = type(data).__name__.lower()
-            raise ValueError(f"speech wants recordings; {self.data!r} is {kind}. Try --data dial-tones.")
+            raise ValueError(f"speech wants recordings; {self.data!r} is {kind_of(data)}. Try --data dial-tones.")
         return SpeechWork(self, held_out(data, self.held_out), place)
 
 

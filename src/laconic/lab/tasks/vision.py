@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from laconic.arguments import check_choice, check_whole
 from laconic.lab.data import kinds
+from laconic.lab.data.content import kind_of
 from laconic.lab.data.splits import check_split, split
 from laconic.lab.data.store import load
 from laconic.lab.models.resnet import ResNet
@@ -77,8 +78,7 @@ class Vision:
         """Load the pictures, share them out and build the model."""
         data = load(self.data, place.data_home)
         if not isinstance(data, kinds.Pictures):
-            kind = type(data).__name__.lower()
-            raise ValueError(f"vision wants pictures; {self.data!r} is {kind}. Try --data digits.")
+            raise ValueError(f"vision wants pictures; {self.data!r} is {kind_of(data)}. Try --data digits.")
         return VisionWork(self, data, place)
 
 

@@ -1,0 +1,121 @@
+"""Runs of the laboratory on real ranks: going on to the same bits, and errors that all ranks learn of."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from laconic.lab.folder import RunFolder, read_lines
+from laconic.lab.session import Order, Report, run_orders
+from laconic.lab.spec import Spec
+from laconic.lab.tasks import Lm, Logreg, Speech, Vision
+from laconic.lab.training import Training
+from pool import run_alone
+
+TRAINING = Training(steps=9, batch=2, log_every=4, eval_every=6)
+SMALL = Lm(hidden=8, length=6)
+
+
+def _spec(**settings: object) -> Spec:
+    usual = Spec(
+        task=SMALL,
+        training=TRAINING,
+        method="dense",
+        workers=2,
+        device="cpu",
+        data_home="nowhere",
+        checkpoint_every=5,
+    )
+    return replace(usual, **settings)
+
+
+def _orders(group, spec: Spec, out: Path, resume: bool = False) -> Report:
+    return run_orders((Order(spec=spec, folder=out, resume=resume),), {}, True)
+
+
+def _result(ranks) -> dict:
+    assert [rank.message for rank in ranks] == [""] * len(ranks), ranks
+    assert [rank.value.error for rank in ranks] == [None] * len(ranks)
+    digests = {rank.value.results[0]["weights_sha256"] for rank in ranks}
+    assert len(digests) == 1
+    return ranks[0].value.results[0]
+
+
+RUNS = {
+    "dense on three ranks": (3, _spec(task=Lm(hidden=256, length=6))),
+    "gpt with AdamW": (2, _spec(task=Lm(model="gpt", hidden=8, layers=1, length=6))),
+    "awd with dropout": (2, _spec(task=Lm(model="awd", hidden=8, embedding=8, length=6), method="topk")),
+    "BatchNorm and momentum": (2, _spec(task=Vision(width=2, train_examples=60, test_examples=20), method="topk")),
+    "momentum moved": (2, _spec(task=Speech(hidden=8), method="dgc:density=0.1")),
+    "rows": (2, _spec(task=Logreg(), method="sdagc")),
+}
+TIMED = {"seconds", "data_share", "step_seconds"}
+
+
+def _untimed(numbers: dict) -> dict:
+    return {key: value for key, value in numbers.items() if key not in TIMED}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_from_a_checkpoint_between_two_lines_a_run_goes_on_as_if_it_had_never_stopped(name, tmp_path):
+    ranks, spec = RUNS[name]
+    spec = replace(spec, workers=ranks)
+    straight = _result(run_alone(ranks, _orders, spec, tmp_path))
+    lines = read_lines(tmp_path / "steps.jsonl")
+    assert [line["step"] for line in lines] == [4, 6, 8, 9]
+    # As if it had been killed after the checkpoint of step 5.
+    (tmp_path / "checkpoints" / "latest.json").write_text(json.dumps({"step": 5}))
+    resumed = _result(run_alone(ranks, _orders, spec, tmp_path, True))
+    assert _untimed(resumed) == _untimed(straight)
+    assert [*map(_untimed, read_lines(tmp_path / "steps.jsonl"))] == [*map(_untimed, lines)]
+
+
+def test_a_finished_run_that_is_resumed_stays_as_it_was(tmp_path):
+    straight = _result(run_alone(2, _orders, _spec(), tmp_path))
+    again = _result(run_alone(2, _orders, _spec(), tmp_path, True))
+    assert again == straight
+    assert RunFolder(tmp_path).result() == straight
+
+
+def _refuse(self, place):
+    raise ValueError("no such text here")
+
+
+def _broken_on_one(group, where: str, out: Path) -> Report:
+    if dist.get_rank() == 1:
+        if where == "prepare":
+            Lm.prepare = _refuse
+        else:
+            (out / "checkpoints" / "step-00000005" / "rank-00001.pt").unlink()
+    return _orders(group, _spec(), out, resume=where == "load")
+
+
+@pytest.mark.parametrize(
+    ("where", "said"), [("prepare", "rank 1: no such text here"), ("load", "rank 1: the chec")]
+)
+def test_what_goes_wrong_on_one_rank_is_told_on_all_and_none_waits(where, said, tmp_path):
+    if where == "load":
+        _result(run_alone(2, _orders, _spec(), tmp_path))
+        (tmp_path / "checkpoints" / "latest.json").write_text(json.dumps({"step": 5}))
+    ranks = run_alone(2, _broken_on_one, where, tmp_path)
+    assert [rank.message for rank in ranks] == ["", ""]
+    assert all(rank.value.error.startswith(said) for rank in ranks), ranks
+    assert ranks[0].value.results == ()
+
+
+def _three(group, out: Path) -> Report:
+    tasks = {"dense": SMALL, "topk": SMALL, "sdagc": Lm(data="cifar10")}
+    specs = [_spec(task=tasks[word], method=word) for word in ("dense", "sdagc", "topk")]
+    return run_orders(tuple(Order(spec=spec, folder=out / spec.method) for spec in specs), {}, True)
+
+
+def test_a_run_that_cannot_be_made_is_passed_over(tmp_path):
+    ranks = run_alone(2, _three, tmp_path)
+    assert [rank.message for rank in ranks] == ["", ""]
+    report = ranks[0].value
+    assert [result["label"] for result in report.results] == ["dense", "topk"]
+    assert report.error.startswith("sdagc: cifar10 is not in")
