@@ -7,9 +7,14 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
+import time
+import traceback
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
@@ -35,7 +40,7 @@ class Joined:
 
 
 class RankError(RuntimeError):
-    """A rank failed; the message is the last line of what it said."""
+    """A rank failed; the message is what the first that did had to say."""
 
 
 def run_ranks(ranks: int, work: Callable[..., T], *args: Any, threads: int = 1, device: str = "cpu") -> T:
@@ -59,16 +64,16 @@ def run_ranks(ranks: int, work: Callable[..., T], *args: Any, threads: int = 1, 
         start_method="spawn",
         **options,
     )
-    # The launcher reports each failure itself, at length, before it raises it.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
-    with _SignalsHandedOn() as signals:
+    # The launcher reports failures itself, at length, and often those of ranks that another one has left alone.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    with _SignalsHandedOn() as signals, tempfile.TemporaryDirectory() as last_words:
         try:
-            results: dict[int, T] = elastic_launch(config, _start_here)(work, args, threads, device)
+            results: dict[int, T] = elastic_launch(config, _start_here)(work, args, threads, device, last_words)
         except (ChildFailedError, SignalException) as error:
             # Ranks that were not yet ready to note a wish have ended of the signal itself.
             if signals.interrupted or isinstance(error, SignalException):
                 raise KeyboardInterrupt from None
-            raise RankError(_first_failure(error)) from None
+            raise RankError(_first_failure(error, Path(last_words))) from None
     return results[0]
 
 
@@ -85,10 +90,20 @@ def threads_for(local_ranks: int) -> int:
     return max(1, (os.cpu_count() or 1) // local_ranks)
 
 
-def _start_here(work: Callable[..., T], args: tuple[Any, ...], threads: int, device: str) -> T:
+def _start_here(work: Callable[..., T], args: tuple[Any, ...], threads: int, device: str, last_words: str) -> T:
     # A terminal sends Ctrl-C to all processes; the one that started the ranks hands it on.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return _start(work, args, threads, device)
+    return _start(partial(_with_last_words, work, Path(last_words)), args, threads, device)
+
+
+def _with_last_words(work: Callable[..., T], folder: Path, *args: Any) -> T:
+    try:
+        return work(*args)
+    except Exception:
+        # Named by the time, and before the group is left: ranks that wait for this one fail after it.
+        name = f"{time.monotonic_ns():020d}-{os.environ['RANK']}"
+        (folder / name).write_text(traceback.format_exc())
+        raise
 
 
 def _start(work: Callable[..., T], args: tuple[Any, ...], threads: int, device: str) -> T:
@@ -113,11 +128,13 @@ def be_deterministic() -> None:
     torch.use_deterministic_algorithms(True)
 
 
-def _first_failure(error: ChildFailedError) -> str:
+def _first_failure(error: ChildFailedError, last_words: Path) -> str:
+    said = sorted(last_words.iterdir())
+    if said:
+        return f"rank {said[0].name.split('-')[1]} failed:\n{said[0].read_text().strip()}"
+    # Without a word: killed.
     rank, failure = error.get_first_failure()
-    message = failure.message
-    text = str(message.get("message", message) if isinstance(message, dict) else message)
-    return f"rank {rank} failed: {text.strip().splitlines()[-1] if text.strip() else failure}"
+    return f"rank {rank} failed: {failure.message}"
 
 
 class _SignalsHandedOn:

@@ -62,6 +62,10 @@ def over(runs: Sequence[Run], key: str, axis: Axis) -> go.Figure | None:
     style(figure, x=AXIS_TITLES[axis], log_x=axis == "bytes", log_y=_log(key, ys), percent=key in _SHARES)
     if key in _FROM_NOTHING:
         figure.update_yaxes(rangemode="tozero")
+    if _log(key, ys):
+        # 1, 2, 5 and so on: all nine would stand upon each other; over many decades their ones are enough.
+        many = max(ys) / max(min(ys), 1e-300) > 1e4
+        figure.update_yaxes(dtick=1 if many else "D2")
     figure.update_layout(hovermode="x unified" if axis == "steps" else "closest")
     return figure
 
