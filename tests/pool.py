@@ -27,7 +27,7 @@ GRACE_SECONDS = 5
 
 # A fork of a server that has torch loaded starts in milliseconds, and inherits no thread of pytest's.
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "laconic", "laconic.lab.session"])
+_context.set_forkserver_preload(["torch._dynamo", "sklearn.datasets", "laconic.lab.session"])
 
 
 class JobError(AssertionError):

@@ -61,9 +61,11 @@ def run_ranks(ranks: int, work: Callable[..., T], *args: Any, threads: int = 1, 
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         max_restarts=0,
-        start_method="spawn",
+        start_method="forkserver",
         **options,
     )
+    # Ranks are forked off a process that has imported all this once, which takes seconds.
+    multiprocessing.set_forkserver_preload(["torch._dynamo", "laconic.lab.session"])
     # The launcher reports failures itself, at length, and often those of ranks that another one has left alone.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     with _SignalsHandedOn() as signals, tempfile.TemporaryDirectory() as last_words:
