@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from laconic.lab.work import Metric
 
@@ -22,11 +22,10 @@ class Show:
     def __init__(self, *, hidden: bool, boards: bool) -> None:
         self._console, self._hidden, self._boards = Console(stderr=True), hidden, boards
         self._bar = Progress(
-            TextColumn("{task.description:>12}"),
-            BarColumn(bar_width=24),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=12),
             TextColumn("{task.completed}/{task.total}  {task.fields[note]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(compact=True),
             console=self._console,
             disable=hidden or not self._console.is_terminal,
         )
@@ -87,15 +86,15 @@ class Follower:
 
 
 def note_of(line: dict[str, Any], score: str) -> str:
-    """Say in a few words how a run stands.
+    """Say in a few words how a run stands; ``data`` is the share of time spent waiting for it.
 
     >>> note_of({"loss": 1.5, "wire_bytes": 2e6, "dense_bytes": 8e6, "step_seconds": 0.01, "data_share": 0.002}, "")
-    'loss 1.500  2.0 MB sent  4.0x  10.0 ms a step  0.2% waiting for data'
+    'loss 1.500  2.0 MB  4.0x  10.0 ms/step  data 0.2%'
     """
     ratio = line["dense_bytes"] / line["wire_bytes"] if line["wire_bytes"] else float("inf")
     return (
-        f"loss {line['loss']:.3f}{score}  {line['wire_bytes'] / 1e6:.1f} MB sent  {ratio:.1f}x  "
-        f"{1e3 * line['step_seconds']:.1f} ms a step  {line['data_share']:.1%} waiting for data"
+        f"loss {line['loss']:.3f}{score}  {line['wire_bytes'] / 1e6:.1f} MB  {ratio:.1f}x  "
+        f"{1e3 * line['step_seconds']:.1f} ms/step  data {line['data_share']:.1%}"
     )
 
 
