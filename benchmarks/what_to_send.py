@@ -31,7 +31,8 @@ from laconic.lab.launch import run_ranks
 from laconic.lab.loop import Loop
 from laconic.lab.seeds import seed_for
 from laconic.lab.show import Show
-from laconic.lab.talk import StopWish, Talk
+from laconic.lab.signals import noted_wishes
+from laconic.lab.talk import Talk
 from laconic.lab.tasks import Lm
 from laconic.lab.training import Course, Training
 from laconic.lab.work import Place
@@ -134,7 +135,7 @@ def _work(training: Training, method: laconic.Method) -> dict[str, Any]:
     )
     torch.manual_seed(seed_for(settled.seed, "weights"))
     work = task.prepare(place)
-    with tempfile.TemporaryDirectory() as scratch, Show(hidden=True, boards=False) as show, StopWish() as wish:
+    with tempfile.TemporaryDirectory() as scratch, Show(hidden=True, boards=False) as show, noted_wishes() as wish:
         course, folder = Course.of(settled, work.steps_per_epoch), RunFolder(Path(talk.of_first(scratch)))
         watcher = show.begin(method.name, course.steps, work.metric, folder.path, False)
         outcome = Loop(work, course, method, place, talk, folder).run(watcher, wish, checkpoint_every=None)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -23,6 +23,8 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from laconic.lab.signals import on_signals
 
 T = TypeVar("T")
 
@@ -68,12 +70,13 @@ def run_ranks(ranks: int, work: Callable[..., T], *args: Any, threads: int = 1, 
     multiprocessing.set_forkserver_preload(["torch._dynamo", "laconic.lab.session"])
     # The launcher reports failures itself, at length, and often those of ranks that another one has left alone.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    with _SignalsHandedOn() as signals, tempfile.TemporaryDirectory() as last_words:
+    hands = _HandsOn()
+    with on_signals(hands.note), tempfile.TemporaryDirectory() as last_words:
         try:
             results: dict[int, T] = elastic_launch(config, _start_here)(work, args, threads, device, last_words)
         except (ChildFailedError, SignalException) as error:
             # Ranks that were not yet ready to note a wish have ended of the signal itself.
-            if signals.interrupted or isinstance(error, SignalException):
+            if hands.interrupted or isinstance(error, SignalException):
                 raise KeyboardInterrupt from None
             raise RankError(_first_failure(error, Path(last_words))) from None
     return results[0]
@@ -139,25 +142,14 @@ def _first_failure(error: ChildFailedError, last_words: Path) -> str:
     return f"rank {rank} failed: {failure.message}"
 
 
-class _SignalsHandedOn:
+class _HandsOn:
     """Hands Ctrl-C and SIGTERM on to the ranks as SIGTERM, which asks them to stop; a second Ctrl-C ends them."""
 
     def __init__(self) -> None:
         self.interrupted = False
-        self._before: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> _SignalsHandedOn:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._hand_on)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _hand_on(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+    def note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """Hand a signal on."""
         again, self.interrupted = self.interrupted and number == signal.SIGINT, True
         ranks = multiprocessing.active_children()
         for rank in ranks:

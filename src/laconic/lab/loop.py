@@ -16,7 +16,8 @@ from laconic.lab.ahead import Ahead
 from laconic.lab.folder import RunFolder
 from laconic.lab.meter import Meter, Totals
 from laconic.lab.seeds import seed_for
-from laconic.lab.talk import StopWish, Talk
+from laconic.lab.signals import StopWish
+from laconic.lab.talk import Talk
 from laconic.lab.training import Course
 from laconic.lab.work import Place, Tally, Work
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import socket
 import warnings
 from collections.abc import Callable
@@ -21,8 +20,9 @@ from laconic.lab.loop import Loop, Outcome
 from laconic.lab.method_words import about, make, name_of
 from laconic.lab.seeds import seed_for
 from laconic.lab.show import Show
+from laconic.lab.signals import StopWish, noted_wishes
 from laconic.lab.spec import Spec
-from laconic.lab.talk import StopWish, Talk
+from laconic.lab.talk import Talk
 from laconic.lab.training import Course
 from laconic.lab.work import Place, Work
 
@@ -56,7 +56,7 @@ def run_orders(orders: tuple[Order, ...], environment: dict[str, Any], quiet: bo
     if talk.rank:
         # What warns, warns on every rank; the first says it.
         warnings.simplefilter("ignore")
-    with StopWish() as wish, Show(hidden=quiet or talk.rank != 0, boards=talk.rank == 0) as show:
+    with noted_wishes() as wish, Show(hidden=quiet or talk.rank != 0, boards=talk.rank == 0) as show:
         # Started one by one, ranks may name their folders by different seconds.
         for order in talk.of_first(orders):
             try:
@@ -137,7 +137,6 @@ def _ran_on(place: Place) -> dict[str, Any]:
         "gpu": gpu,
         "kernels": kernels.in_use(place.device),
         "host": socket.gethostname(),
-        "pid": os.getpid(),
     }
 
 

@@ -91,9 +91,10 @@ def note_of(line: dict[str, Any], score: str) -> str:
     >>> note_of({"loss": 1.5, "wire_bytes": 2e6, "dense_bytes": 8e6, "step_seconds": 0.01, "data_share": 0.002}, "")
     'loss 1.500  2.0 MB  4.0x  10.0 ms/step  data 0.2%'
     """
-    ratio = line["dense_bytes"] / line["wire_bytes"] if line["wire_bytes"] else float("inf")
+    # A rank that is alone sends nothing.
+    ratio = f"  {line['dense_bytes'] / line['wire_bytes']:.1f}x" if line["wire_bytes"] else ""
     return (
-        f"loss {line['loss']:.3f}{score}  {line['wire_bytes'] / 1e6:.1f} MB  {ratio:.1f}x  "
+        f"loss {line['loss']:.3f}{score}  {line['wire_bytes'] / 1e6:.1f} MB{ratio}  "
         f"{1e3 * line['step_seconds']:.1f} ms/step  data {line['data_share']:.1%}"
     )
 

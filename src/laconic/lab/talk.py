@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
-from types import FrameType, TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -58,29 +56,3 @@ class Talk:
         told = [value]
         dist.broadcast_object_list(told, src=0, group=self._group)
         return told[0]
-
-
-class StopWish:
-    """Ctrl-C or SIGTERM asks to stop at the next step that all ranks agree on; a second Ctrl-C stops at once."""
-
-    def __init__(self) -> None:
-        self.wanted = False
-        self._interrupted = False
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> StopWish:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        if number == signal.SIGINT and self._interrupted:
-            raise KeyboardInterrupt
-        self._interrupted |= number == signal.SIGINT
-        self.wanted = True
