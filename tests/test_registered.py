@@ -5,12 +5,16 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import typing
 
 import pytest
 
 import laconic
 from contracts.registry import COMPRESSORS, EXCHANGES, RECIPES, TUNERS
 from laconic import compressors, exchanges, methods, tuners
+from laconic.cli.train import TaskChoice
+from laconic.lab import tasks
+from laconic.lab.tasks import TASKS
 
 FOLDERS = {compressors: COMPRESSORS, exchanges: EXCHANGES, tuners: TUNERS}
 
@@ -77,3 +81,10 @@ def test_every_function_that_makes_a_method_is_in_the_table():
     public = inspect.getmembers(methods, inspect.isfunction)
     makers = {n for n, f in public if f.__module__ == methods.__name__ and not n.startswith("_")} - {"by_name"}
     assert makers == set(methods.METHODS) == set(RECIPES)
+
+
+def test_every_task_has_a_word_on_the_command_line():
+    words = {typing.get_args(word)[0].name: typing.get_args(word)[1].name for word in typing.get_args(TaskChoice)}
+    assert words == {name: name for name in TASKS}
+    files = {found.name for found in pkgutil.iter_modules(tasks.__path__)}
+    assert files == set(TASKS), "a task is a file of its own, named as the task"

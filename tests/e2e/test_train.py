@@ -17,7 +17,7 @@ import tyro
 from commands import ALONE, TORCHRUN, laconic
 from laconic.cli import COMMANDS, MARKERS
 from laconic.lab.folder import read_lines
-from laconic.lab.session import Order, Report, run_orders
+from laconic.lab.session import Ending, Trial, run_trials
 from laconic.lab.spec import Spec
 from pool import run_alone
 
@@ -46,11 +46,11 @@ def _result(folder: Path) -> dict:
     return json.loads((folder / "result.json").read_text())
 
 
-def _train(group, task: str, options: list[str], out: Path) -> Report:
+def _train(group, task: str, options: list[str], out: Path) -> Ending:
     words = ["train", task, *options, "--out", str(out), "--device", "cpu"]
     command = tyro.cli(COMMANDS, args=words, config=MARKERS)
     spec = command.where.spec(command.task, command.training, command.method)
-    return run_orders((Order(spec=spec, folder=out),), {}, True)
+    return run_trials((Trial(spec=spec, folder=out),), {}, True)
 
 
 @pytest.mark.parametrize("task", SMALL)

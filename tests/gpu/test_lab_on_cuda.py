@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from laconic.lab.launch import be_deterministic
-from laconic.lab.session import Order, Report, run_orders
+from laconic.lab.session import Ending, Trial, run_trials
 from laconic.lab.spec import Spec
 from laconic.lab.tasks import Lm, Logreg, Speech, Task, Vision
 from laconic.lab.training import Training
@@ -26,7 +26,7 @@ TASKS = {
 }
 
 
-def _train(group, task: Task, method: str, out: Path) -> Report:
+def _train(group, task: Task, method: str, out: Path) -> Ending:
     torch.cuda.set_device(0)
     be_deterministic()
     training = Training(steps=12, log_every=4)
@@ -39,7 +39,7 @@ def _train(group, task: Task, method: str, out: Path) -> Report:
         data_home=str(out),
         checkpoint_every=None,
     )
-    return run_orders((Order(spec=spec, folder=out),), {}, True)
+    return run_trials((Trial(spec=spec, folder=out),), {}, True)
 
 
 @pytest.mark.parametrize("name", TASKS)

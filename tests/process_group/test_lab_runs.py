@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from laconic.lab.folder import RunFolder, read_lines
-from laconic.lab.session import Order, Report, run_orders
+from laconic.lab.session import Ending, Trial, run_trials
 from laconic.lab.spec import Spec
 from laconic.lab.tasks import Lm, Logreg, Speech, Vision
 from laconic.lab.training import Training
@@ -33,8 +33,8 @@ def _spec(**settings: object) -> Spec:
     return replace(usual, **settings)
 
 
-def _orders(group, spec: Spec, out: Path, resume: bool = False) -> Report:
-    return run_orders((Order(spec=spec, folder=out, resume=resume),), {}, True)
+def _trial(group, spec: Spec, out: Path, resume: bool = False) -> Ending:
+    return run_trials((Trial(spec=spec, folder=out, resume=resume),), {}, True)
 
 
 def _result(ranks) -> dict:
@@ -64,19 +64,19 @@ def _untimed(numbers: dict) -> dict:
 def test_from_a_checkpoint_between_two_lines_a_run_goes_on_as_if_it_had_never_stopped(name, tmp_path):
     ranks, spec = RUNS[name]
     spec = replace(spec, workers=ranks)
-    straight = _result(run_alone(ranks, _orders, spec, tmp_path))
+    straight = _result(run_alone(ranks, _trial, spec, tmp_path))
     lines = read_lines(tmp_path / "steps.jsonl")
     assert [line["step"] for line in lines] == [4, 6, 8, 9]
     # As if it had been killed after the checkpoint of step 5.
     (tmp_path / "checkpoints" / "latest.json").write_text(json.dumps({"step": 5}))
-    resumed = _result(run_alone(ranks, _orders, spec, tmp_path, True))
+    resumed = _result(run_alone(ranks, _trial, spec, tmp_path, True))
     assert _untimed(resumed) == _untimed(straight)
     assert [*map(_untimed, read_lines(tmp_path / "steps.jsonl"))] == [*map(_untimed, lines)]
 
 
 def test_a_finished_run_that_is_resumed_stays_as_it_was(tmp_path):
-    straight = _result(run_alone(2, _orders, _spec(), tmp_path))
-    again = _result(run_alone(2, _orders, _spec(), tmp_path, True))
+    straight = _result(run_alone(2, _trial, _spec(), tmp_path))
+    again = _result(run_alone(2, _trial, _spec(), tmp_path, True))
     assert again == straight
     assert RunFolder(tmp_path).result() == straight
 
@@ -85,13 +85,13 @@ def _refuse(self, place):
     raise ValueError("no such text here")
 
 
-def _broken_on_one(group, where: str, out: Path) -> Report:
+def _broken_on_one(group, where: str, out: Path) -> Ending:
     if dist.get_rank() == 1:
         if where == "prepare":
             Lm.prepare = _refuse
         else:
             (out / "checkpoints" / "step-00000005" / "rank-00001.pt").unlink()
-    return _orders(group, _spec(), out, resume=where == "load")
+    return _trial(group, _spec(), out, resume=where == "load")
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def _broken_on_one(group, where: str, out: Path) -> Report:
 )
 def test_what_goes_wrong_on_one_rank_is_told_on_all_and_none_waits(where, said, tmp_path):
     if where == "load":
-        _result(run_alone(2, _orders, _spec(), tmp_path))
+        _result(run_alone(2, _trial, _spec(), tmp_path))
         (tmp_path / "checkpoints" / "latest.json").write_text(json.dumps({"step": 5}))
     ranks = run_alone(2, _broken_on_one, where, tmp_path)
     assert [rank.message for rank in ranks] == ["", ""]
@@ -107,10 +107,10 @@ def test_what_goes_wrong_on_one_rank_is_told_on_all_and_none_waits(where, said, 
     assert ranks[0].value.results == ()
 
 
-def _three(group, out: Path) -> Report:
+def _three(group, out: Path) -> Ending:
     tasks = {"dense": SMALL, "topk": SMALL, "sdagc": Lm(data="cifar10")}
     specs = [_spec(task=tasks[word], method=word) for word in ("dense", "sdagc", "topk")]
-    return run_orders(tuple(Order(spec=spec, folder=out / spec.method) for spec in specs), {}, True)
+    return run_trials(tuple(Trial(spec=spec, folder=out / spec.method) for spec in specs), {}, True)
 
 
 def test_a_run_that_cannot_be_made_is_passed_over(tmp_path):

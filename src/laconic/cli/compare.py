@@ -18,7 +18,7 @@ from laconic.lab.method_words import folder_name, words_of
 from laconic.lab.report.page import write_page
 from laconic.lab.report.read import read_runs
 from laconic.lab.report.tables import rich_table
-from laconic.lab.session import Order, Report
+from laconic.lab.session import Ending, Trial
 from laconic.lab.spec import Spec
 from laconic.lab.training import Training
 
@@ -78,17 +78,17 @@ class Plan:
         """Make the runs that are not finished, write summary and page, and print what came of it."""
         if first_here():
             write_json(self.out / PLAN, {"methods": self.words, "spec": self.spec.as_dict()})
-        orders = tuple(order for order in self.orders(tensorboard) if not _finished(order.folder))
-        report = Report(results=())
+        trials = tuple(trial for trial in self.trials(tensorboard) if not _finished(trial.folder))
+        ending = Ending(results=())
         try:
             # Under a launcher the others count on the first, whatever they see in the folder themselves.
-            if orders or joined(os.environ) is not None:
-                report = carry_out(orders or tuple(self.orders(tensorboard)), "laconic compare", quiet=json)
+            if trials or joined(os.environ) is not None:
+                ending = carry_out(trials or tuple(self.trials(tensorboard)), "laconic compare", quiet=json)
         finally:
             # Whatever happens to one method, what the others came to is there to look at.
             if first_here() and any(self.out.glob("*/spec.json")):
-                self.show(stopped=report.stopped, json=json)
-        end(report)
+                self.show(stopped=ending.stopped, json=json)
+        end(ending)
 
     def show(self, *, stopped: bool, json: bool) -> None:
         """Write summary and page, and print what came of it."""
@@ -99,10 +99,10 @@ class Plan:
         else:
             _print(self, page, stopped=stopped)
 
-    def orders(self, tensorboard: bool) -> list[Order]:
+    def trials(self, tensorboard: bool) -> list[Trial]:
         """Return a run a method, each of which goes on from what its folder has."""
         return [
-            Order(
+            Trial(
                 spec=replace(self.spec, method=word),
                 folder=self.out / folder_name(word),
                 resume=True,

@@ -14,7 +14,7 @@ from laconic.arguments import check_whole
 from laconic.cli.home import default_home
 from laconic.cli.places import joined, run_everywhere, settle
 from laconic.lab.machine import machine
-from laconic.lab.session import Order, Report, run_orders
+from laconic.lab.session import Ending, Trial, run_trials
 from laconic.lab.show import board_in
 from laconic.lab.spec import Device, Spec
 from laconic.lab.tasks import Task
@@ -92,11 +92,11 @@ def first_here() -> bool:
     return place is None or place.rank == 0
 
 
-def carry_out(orders: tuple[Order, ...], command: str, *, quiet: bool) -> Report:
+def carry_out(trials: tuple[Trial, ...], command: str, *, quiet: bool) -> Ending:
     """Make the runs on every rank."""
-    spec, about = orders[0].spec, machine(command, {})
+    spec, about = trials[0].spec, machine(command, {})
     about.pop("options")
-    return run_everywhere(spec.workers, spec.device, run_orders, orders, about, quiet)
+    return run_everywhere(spec.workers, spec.device, run_trials, trials, about, quiet)
 
 
 def print_json(data: dict[str, Any]) -> None:
@@ -112,9 +112,9 @@ def fail(message: str, *, code: int = 2) -> NoReturn:
     raise SystemExit(code)
 
 
-def end(report: Report) -> None:
+def end(ending: Ending) -> None:
     """End the command after its runs: with the error, if there was one, or as one that was stopped."""
-    if report.error is not None and first_here():
-        fail(report.error)
-    if report.error is not None or report.stopped:
-        raise SystemExit(130 if report.stopped else 2)
+    if ending.error is not None and first_here():
+        fail(ending.error)
+    if ending.error is not None or ending.stopped:
+        raise SystemExit(130 if ending.stopped else 2)

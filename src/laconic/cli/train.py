@@ -13,7 +13,7 @@ from laconic.cli.runs import Where, carry_out, check_board, end, first_here, pri
 from laconic.lab.folder import RunFolder
 from laconic.lab.method_words import folder_name
 from laconic.lab.report.amounts import plain, times
-from laconic.lab.session import Order
+from laconic.lab.session import Trial
 from laconic.lab.spec import Spec
 from laconic.lab.tasks import Lm, Logreg, Speech, Vision
 from laconic.lab.training import Training
@@ -45,7 +45,7 @@ class Train:
         where, task = self.where, self.task
         spec = where.spec(task, self.training, self.method)
         out = where.folder(f"{task.name}-{folder_name(self.method)}")
-        train_one(Order(spec=spec, folder=out, tensorboard=where.tensorboard), json=where.json)
+        train_one(Trial(spec=spec, folder=out, tensorboard=where.tensorboard), json=where.json)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,20 +63,20 @@ class ResumeTrain:
         """Train what is left, and say what came of it."""
         check_board(self.tensorboard)
         spec = resumed(Spec.from_dict(RunFolder(self.resume).spec()))
-        order = Order(spec=spec, folder=self.resume, resume=True, tensorboard=self.tensorboard)
-        train_one(order, json=self.json)
+        trial = Trial(spec=spec, folder=self.resume, resume=True, tensorboard=self.tensorboard)
+        train_one(trial, json=self.json)
 
 
-def train_one(order: Order, *, json: bool) -> None:
+def train_one(trial: Trial, *, json: bool) -> None:
     """Make one run, and say what came of it."""
-    report = carry_out((order,), "laconic train", quiet=json)
+    ending = carry_out((trial,), "laconic train", quiet=json)
     if first_here():
-        for result in report.results:
+        for result in ending.results:
             if json:
-                print_json(result | {"folder": str(order.folder)})
+                print_json(result | {"folder": str(trial.folder)})
             else:
-                _print(result, order.folder)
-    end(report)
+                _print(result, trial.folder)
+    end(ending)
 
 
 def _print(result: dict[str, Any], folder: Path) -> None:

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class Trial:
     """One run to make: its spec, its folder, and whether it goes on from that folder's last checkpoint."""
 
     spec: Spec
@@ -40,15 +40,15 @@ class Order:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
-    """What came of the orders: the results of those that ran, why the rest did not, and whether it was stopped."""
+class Ending:
+    """What came of the trials: the results of those that ran, why the rest did not, and whether it was stopped."""
 
     results: tuple[dict[str, Any], ...]
     error: str | None = None
     stopped: bool = False
 
 
-def run_orders(orders: tuple[Order, ...], environment: dict[str, Any], quiet: bool) -> Report:
+def run_trials(trials: tuple[Trial, ...], environment: dict[str, Any], quiet: bool) -> Ending:
     """Make runs one after the other; one that cannot be made is passed over. On every rank; all return the same."""
     talk, stopped = Talk(), False
     results: list[dict[str, Any]] = []
@@ -58,18 +58,18 @@ def run_orders(orders: tuple[Order, ...], environment: dict[str, Any], quiet: bo
         warnings.simplefilter("ignore")
     with noted_wishes() as wish, Show(hidden=quiet or talk.rank != 0, boards=talk.rank == 0) as show:
         # Started one by one, ranks may name their folders by different seconds.
-        for order in talk.of_first(orders):
+        for trial in talk.of_first(trials):
             try:
-                result = _run(order, talk, wish, show, environment)
+                result = _run(trial, talk, wish, show, environment)
             except (ValueError, TypeError, AgreedError) as failure:
-                errors.append(f"{order.spec.method}: {failure}" if len(orders) > 1 else str(failure))
+                errors.append(f"{trial.spec.method}: {failure}" if len(trials) > 1 else str(failure))
                 continue
             results.append(result)
             gc.collect()
             stopped = not result["finished"]
             if stopped:
                 break
-    return Report(results=tuple(results), error="\n".join(errors) or None, stopped=stopped)
+    return Ending(results=tuple(results), error="\n".join(errors) or None, stopped=stopped)
 
 
 class AgreedError(Exception):
@@ -89,21 +89,21 @@ def _together(talk: Talk, what: Callable[[], T]) -> T:
     return made[0]
 
 
-def _run(order: Order, talk: Talk, wish: StopWish, show: Show, environment: dict[str, Any]) -> dict[str, Any]:
-    spec, folder = order.spec, RunFolder(order.folder)
+def _run(trial: Trial, talk: Talk, wish: StopWish, show: Show, environment: dict[str, Any]) -> dict[str, Any]:
+    spec, folder = trial.spec, RunFolder(trial.folder)
     place = _place(spec, talk)
     work = _together(talk, partial(_prepare, spec, place))
     course = Course.of(spec.settled, work.steps_per_epoch)
-    step = talk.of_first(folder.latest() if order.resume else 0)
+    step = talk.of_first(folder.latest() if trial.resume else 0)
     loop = Loop(work, course, make(spec.method, clip=course.clip), place, talk, folder, resumes=step > 0)
     if step:
         _together(talk, partial(loop.load, step))
     if talk.rank == 0:
         settled = spec.as_dict() | {"course": asdict(course), "metric": asdict(work.metric)}
         folder.begin(settled, environment | _ran_on(place), from_step=step)
-    watcher = show.begin(spec.method, course.steps, work.metric, order.folder, order.tensorboard)
+    watcher = show.begin(spec.method, course.steps, work.metric, trial.folder, trial.tensorboard)
     outcome = loop.run(watcher, wish, checkpoint_every=spec.checkpoint_every)
-    result: dict[str, Any] = finite(_result(order, loop, outcome))
+    result: dict[str, Any] = finite(_result(trial, loop, outcome))
     if talk.rank == 0:
         folder.finish(result)
     return result
@@ -140,9 +140,9 @@ def _ran_on(place: Place) -> dict[str, Any]:
     }
 
 
-def _result(order: Order, loop: Loop, outcome: Outcome) -> dict[str, Any]:
+def _result(trial: Trial, loop: Loop, outcome: Outcome) -> dict[str, Any]:
     """Put down what a run came to; the first ten keys are those of every summary."""
-    word, stats, totals = order.spec.method, outcome.stats, outcome.totals
+    word, stats, totals = trial.spec.method, outcome.stats, outcome.totals
     said = about(name_of(word))
     return {
         "metric": loop.work.metric.name,
