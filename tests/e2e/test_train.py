@@ -106,7 +106,10 @@ def test_ctrl_c_keeps_what_was_done_and_a_resumed_run_ends_with_the_same_bits(tm
     stopped = _result(out)
     assert not stopped["finished"]
     assert 30 <= stopped["steps"] < 400
-    assert _processes(str(out)) == []
+    last = time.monotonic() + 10
+    while _left_of_session(started.pid) and time.monotonic() < last:
+        time.sleep(0.05)
+    assert _left_of_session(started.pid) == []
 
     resumed = laconic("train", "--resume", out, "--tensorboard", "--json")
     assert resumed.returncode == 0, resumed.stderr
@@ -119,9 +122,17 @@ def test_ctrl_c_keeps_what_was_done_and_a_resumed_run_ends_with_the_same_bits(tm
     assert steps[-1] == 400
 
 
-def _processes(word: str) -> list[str]:
-    found = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    return [line for line in found.splitlines() if word in line]
+def _left_of_session(session: int) -> list[str]:
+    """Processes that are alive in a session, as Linux lists them: pid (name) state parent group session ..."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, belongs_to = path.read_text().rpartition(")")[2].split()[:4]
+        except OSError:
+            continue
+        if int(belongs_to) == session and state != "Z":
+            found.append(path.parent.name)
+    return found
 
 
 def test_ranks_that_slurm_started_join(tmp_path):

@@ -53,7 +53,8 @@ RUNS = {
     "momentum moved": (2, _spec(task=Speech(hidden=8), method="dgc:density=0.1")),
     "rows": (2, _spec(task=Logreg(), method="sdagc")),
 }
-TIMED = {"seconds", "data_share", "step_seconds"}
+# How often ranks ask each other whether to stop depends on how long steps take.
+TIMED = {"seconds", "data_share", "step_seconds", "lab_bytes"}
 
 
 def _untimed(numbers: dict) -> dict:
@@ -119,3 +120,6 @@ def test_a_run_that_cannot_be_made_is_passed_over(tmp_path):
     report = ranks[0].value
     assert [result["label"] for result in report.results] == ["dense", "topk"]
     assert report.error.startswith("sdagc: cifar10 is not in")
+    # Of its own each: two sums a line, four an evaluation, and two whenever ranks ask each other whether to stop.
+    least = 8 * (2 * 4 + 4 * 2 + 2 * 4)
+    assert all(least <= result["lab_bytes"] <= least + 8 * 2 * 5 for result in report.results)

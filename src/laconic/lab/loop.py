@@ -47,7 +47,6 @@ class Outcome:
     stopped: bool
     clipped_share: float
     weights_sha256: str
-    lab_bytes: int
 
 
 class Loop:
@@ -235,7 +234,6 @@ class Loop:
             stopped=stopped,
             clipped_share=self._clipped_share(stats),
             weights_sha256=digest(self.work.model),
-            lab_bytes=self.totals.lab_bytes,
         )
 
 

@@ -166,7 +166,7 @@ def _result(trial: Trial, loop: Loop, outcome: Outcome) -> dict[str, Any]:
         "skipped_steps": stats.skipped_steps,
         "data_share": totals.data_seconds / totals.seconds if totals.seconds else 0.0,
         "setup_bytes": stats.setup_bytes,
-        "lab_bytes": outcome.lab_bytes,
+        "lab_bytes": totals.lab_bytes,
         "weights_sha256": outcome.weights_sha256,
         "entries": {layer.name: layer.entries for layer in stats.layers},
         "what": said.what,
