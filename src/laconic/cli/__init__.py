@@ -11,7 +11,7 @@ NEEDED = ("plotly", "rich", "sklearn", "tyro")
 
 try:
     import tyro
-    from tyro.conf import CascadeSubcommandArgs, OmitArgPrefixes, OmitSubcommandPrefixes, subcommand
+    from tyro.conf import CascadeSubcommandArgs, DisallowNone, OmitArgPrefixes, OmitSubcommandPrefixes, subcommand
 
     from laconic.cli.compare import Compare, ResumeCompare
     from laconic.cli.data import Data
@@ -42,7 +42,7 @@ class Bench:
 
 
 # Options may stand behind any word, and have no prefixes.
-MARKERS = (CascadeSubcommandArgs, OmitArgPrefixes, OmitSubcommandPrefixes)
+MARKERS = (CascadeSubcommandArgs, DisallowNone, OmitArgPrefixes, OmitSubcommandPrefixes)
 # A command is a dataclass with a run method.
 COMMANDS: Any = (
     Annotated[Methods, subcommand("methods")]
