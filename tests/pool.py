@@ -85,11 +85,13 @@ class Outcome:
     message: str = ""
 
 
-def run_alone(ranks: int, job: Callable[..., Any], *args: Any, timeout_seconds: float = 60) -> list[Outcome]:
-    """Call ``job(group, *args)`` on fresh processes; return how each ended within 30 seconds."""
+def run_alone(
+    ranks: int, job: Callable[..., Any], *args: Any, timeout_seconds: float = 60, within_seconds: float = 30
+) -> list[Outcome]:
+    """Call ``job(group, *args)`` on fresh processes; return how each ended within so many seconds."""
     store = os.path.join(tempfile.mkdtemp(), "store")
     started = [_launch(_serve_once, rank, ranks, store, timeout_seconds, job, args) for rank in range(ranks)]
-    last = time.monotonic() + 30
+    last = time.monotonic() + within_seconds
     answers: dict[Any, tuple[Any, str, str]] = {}
     for pipe, _ in started:
         if pipe.poll(max(0.0, last - time.monotonic())):

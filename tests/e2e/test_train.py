@@ -56,7 +56,7 @@ def _train(group, task: str, options: list[str], out: Path) -> Ending:
 @pytest.mark.parametrize("task", SMALL)
 def test_a_task_trains_on_two_ranks_and_gives_the_same_bits_under_torchrun(task, tmp_path):
     options = [*SMALL[task], "--method", METHODS[task], "--log-every", "4"]
-    ranks = run_alone(2, _train, task, options, tmp_path / "here")
+    ranks = run_alone(2, _train, task, options, tmp_path / "here", within_seconds=50)
     assert [rank.error for rank in ranks] == ["", ""], ranks
     reports = [rank.value for rank in ranks]
     assert [report.error for report in reports] == [None, None]
@@ -87,7 +87,7 @@ def test_a_task_trains_on_two_ranks_and_gives_the_same_bits_under_torchrun(task,
 
 def test_ctrl_c_keeps_what_was_done_and_a_resumed_run_ends_with_the_same_bits(tmp_path):
     options = [*SMALL["lm"], "--steps", "400", "--method", "sdagc", "--eval-every", "200"]
-    straight = run_alone(2, _train, "lm", options, tmp_path / "straight")
+    straight = run_alone(2, _train, "lm", options, tmp_path / "straight", within_seconds=50)
     assert [rank.message for rank in straight] == ["", ""]
 
     out = tmp_path / "stopped"

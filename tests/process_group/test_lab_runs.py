@@ -65,19 +65,19 @@ def _untimed(numbers: dict) -> dict:
 def test_from_a_checkpoint_between_two_lines_a_run_goes_on_as_if_it_had_never_stopped(name, tmp_path):
     ranks, spec = RUNS[name]
     spec = replace(spec, workers=ranks)
-    straight = _result(run_alone(ranks, _trial, spec, tmp_path))
+    straight = _result(run_alone(ranks, _trial, spec, tmp_path, within_seconds=50))
     lines = read_lines(tmp_path / "steps.jsonl")
     assert [line["step"] for line in lines] == [4, 6, 8, 9]
     # As if it had been killed after the checkpoint of step 5.
     (tmp_path / "checkpoints" / "latest.json").write_text(json.dumps({"step": 5}))
-    resumed = _result(run_alone(ranks, _trial, spec, tmp_path, True))
+    resumed = _result(run_alone(ranks, _trial, spec, tmp_path, True, within_seconds=50))
     assert _untimed(resumed) == _untimed(straight)
     assert [*map(_untimed, read_lines(tmp_path / "steps.jsonl"))] == [*map(_untimed, lines)]
 
 
 def test_a_finished_run_that_is_resumed_stays_as_it_was(tmp_path):
-    straight = _result(run_alone(2, _trial, _spec(), tmp_path))
-    again = _result(run_alone(2, _trial, _spec(), tmp_path, True))
+    straight = _result(run_alone(2, _trial, _spec(), tmp_path, within_seconds=50))
+    again = _result(run_alone(2, _trial, _spec(), tmp_path, True, within_seconds=50))
     assert again == straight
     assert RunFolder(tmp_path).result() == straight
 
@@ -100,9 +100,9 @@ def _broken_on_one(group, where: str, out: Path) -> Ending:
 )
 def test_what_goes_wrong_on_one_rank_is_told_on_all_and_none_waits(where, said, tmp_path):
     if where == "load":
-        _result(run_alone(2, _trial, _spec(), tmp_path))
+        _result(run_alone(2, _trial, _spec(), tmp_path, within_seconds=50))
         (tmp_path / "checkpoints" / "latest.json").write_text(json.dumps({"step": 5}))
-    ranks = run_alone(2, _broken_on_one, where, tmp_path)
+    ranks = run_alone(2, _broken_on_one, where, tmp_path, within_seconds=50)
     assert [rank.message for rank in ranks] == ["", ""]
     assert all(rank.value.error.startswith(said) for rank in ranks), ranks
     assert ranks[0].value.results == ()
@@ -115,7 +115,7 @@ def _three(group, out: Path) -> Ending:
 
 
 def test_a_run_that_cannot_be_made_is_passed_over(tmp_path):
-    ranks = run_alone(2, _three, tmp_path)
+    ranks = run_alone(2, _three, tmp_path, within_seconds=50)
     assert [rank.message for rank in ranks] == ["", ""]
     report = ranks[0].value
     assert [result["label"] for result in report.results] == ["dense", "topk"]
