@@ -29,13 +29,13 @@ import laconic
 from laconic.lab.folder import RunFolder
 from laconic.lab.launch import run_ranks
 from laconic.lab.loop import Loop
-from laconic.lab.seeds import seed_for
+from laconic.lab.session import place_of, prepare
 from laconic.lab.show import Show
 from laconic.lab.signals import noted_wishes
+from laconic.lab.spec import Spec
 from laconic.lab.talk import Talk
 from laconic.lab.tasks import Lm
 from laconic.lab.training import Course, Training
-from laconic.lab.work import Place
 
 CLIP = laconic.LocalClip(norm=1.0)
 PLAIN = Training(eval_every=600)
@@ -123,20 +123,20 @@ def run(group: str, row: str, seed: int, ranks: int) -> dict[str, Any]:
 
 
 def _work(training: Training, method: laconic.Method) -> dict[str, Any]:
-    task, talk, cpu = Lm(), Talk(), torch.device("cpu")
-    settled = training.filled(task.choice())
-    place = Place(
-        rank=talk.rank,
-        ranks=talk.ranks,
-        device=cpu,
-        seed=settled.seed,
-        batch=settled.batch or 1,
-        data_home=Path(),
+    talk = Talk()
+    spec = Spec(
+        task=Lm(),
+        training=training,
+        method=method.name,
+        workers=talk.ranks,
+        device="cpu",
+        data_home="",
+        checkpoint_every=None,
     )
-    torch.manual_seed(seed_for(settled.seed, "weights"))
-    work = task.prepare(place)
+    place = place_of(spec, talk)
+    work = prepare(spec, place)
     with tempfile.TemporaryDirectory() as scratch, Show(hidden=True, boards=False) as show, noted_wishes() as wish:
-        course, folder = Course.of(settled, work.steps_per_epoch), RunFolder(Path(talk.of_first(scratch)))
+        course, folder = Course.of(spec.settled, work.steps_per_epoch), RunFolder(Path(talk.of_first(scratch)))
         watcher = show.begin(method.name, course.steps, work.metric, folder.path, False)
         outcome = Loop(work, course, method, place, talk, folder).run(watcher, wish, checkpoint_every=None)
         talk.wait()

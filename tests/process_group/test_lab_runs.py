@@ -13,11 +13,13 @@ from laconic.lab.folder import RunFolder, read_lines
 from laconic.lab.session import Ending, Trial, run_trials
 from laconic.lab.spec import Spec
 from laconic.lab.tasks import Lm, Logreg, Speech, Vision
+from laconic.lab.tasks.lm import LmWork
 from laconic.lab.training import Training
 from pool import run_alone
 
 TRAINING = Training(steps=9, batch=2, log_every=4, eval_every=6)
 SMALL = Lm(hidden=8, length=6)
+BATCH = LmWork.batch
 
 
 def _spec(**settings: object) -> Spec:
@@ -106,6 +108,25 @@ def test_what_goes_wrong_on_one_rank_is_told_on_all_and_none_waits(where, said, 
     assert [rank.message for rank in ranks] == ["", ""]
     assert all(rank.value.error.startswith(said) for rank in ranks), ranks
     assert ranks[0].value.results == ()
+
+
+def _raises(self, step):
+    if step == 3:
+        raise ValueError("a word that is in no list")
+    return BATCH(self, step)
+
+
+def _breaks_while_training(group, out: Path) -> Ending:
+    if dist.get_rank() == 1:
+        LmWork.batch = _raises
+    return _trial(group, _spec(), out)
+
+
+def test_what_goes_wrong_in_a_step_of_one_rank_ends_it_and_is_not_passed_over(tmp_path):
+    ranks = run_alone(2, _breaks_while_training, tmp_path, within_seconds=50)
+    assert (ranks[1].error, ranks[1].message) == ("ValueError", "a word that is in no list")
+    assert ranks[0].error, "the other rank is told, too, and does not go on"
+    assert RunFolder(tmp_path).result() is None
 
 
 def _three(group, out: Path) -> Ending:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from laconic.cli.train import TaskChoice
 from laconic.lab.folder import RunFolder, read_json, write_json
 from laconic.lab.method_words import folder_name, words_of
 from laconic.lab.report.page import write_page
-from laconic.lab.report.read import read_runs
+from laconic.lab.report.read import Run, read_runs
 from laconic.lab.report.tables import rich_table
 from laconic.lab.session import Ending, Trial
 from laconic.lab.spec import Spec
@@ -92,12 +93,15 @@ class Plan:
 
     def show(self, *, stopped: bool, json: bool) -> None:
         """Write summary and page, and print what came of it."""
-        summary = write_summary(self)
-        page = write_page(read_runs([self.out]), self.out / "report.html")
+        summary, runs = write_summary(self), read_runs([self.out])
+        page = write_page(runs, self.out / "report.html")
         if json:
             print_json(summary | {"folder": str(self.out), "report": str(page)})
-        else:
-            _print(self, page, stopped=stopped)
+            return
+        _print(runs)
+        if stopped:
+            print(f"stopped. To go on: laconic compare --resume {self.out}")
+        print(f"page: {page.resolve()}")
 
     def trials(self, tensorboard: bool) -> list[Trial]:
         """Return a run a method, each of which goes on from what its folder has."""
@@ -129,10 +133,9 @@ def _finished(folder: Path) -> bool:
     return result is not None and bool(result["finished"])
 
 
-def _print(plan: Plan, page: Path, *, stopped: bool) -> None:
+def _print(runs: Sequence[Run]) -> None:
     # In a file there is room for whole names of methods.
     console = Console(highlight=False, soft_wrap=True, markup=False, width=None if sys.stdout.isatty() else 120)
-    runs = read_runs([plan.out])
     console.print(rich_table(runs))
     shares = [f"{run.label} {run.result['data_share']:.2%}" for run in runs if "data_share" in run.result]
     console.print(f"waiting for data: {', '.join(shares)} of the training time")
@@ -140,6 +143,3 @@ def _print(plan: Plan, page: Path, *, stopped: bool) -> None:
         "bytes a rank: handed to the collectives by one rank. Between ranks of one machine sending costs next to "
         "nothing: times show the price of selecting, not the gain on a slow link."
     )
-    if stopped:
-        console.print(f"stopped. To go on: laconic compare --resume {plan.out}")
-    console.print(f"page: {page.resolve()}")

@@ -61,7 +61,7 @@ def run_trials(trials: tuple[Trial, ...], environment: dict[str, Any], quiet: bo
         for trial in talk.of_first(trials):
             try:
                 result = _run(trial, talk, wish, show, environment)
-            except (ValueError, TypeError, AgreedError) as failure:
+            except AgreedError as failure:
                 errors.append(f"{trial.spec.method}: {failure}" if len(trials) > 1 else str(failure))
                 continue
             results.append(result)
@@ -91,11 +91,15 @@ def _together(talk: Talk, what: Callable[[], T]) -> T:
 
 def _run(trial: Trial, talk: Talk, wish: StopWish, show: Show, environment: dict[str, Any]) -> dict[str, Any]:
     spec, folder = trial.spec, RunFolder(trial.folder)
-    place = _place(spec, talk)
-    work = _together(talk, partial(_prepare, spec, place))
+    place = place_of(spec, talk)
+    work = _together(talk, partial(prepare, spec, place))
     course = Course.of(spec.settled, work.steps_per_epoch)
     step = talk.of_first(folder.latest() if trial.resume else 0)
-    loop = Loop(work, course, make(spec.method, clip=course.clip), place, talk, folder, resumes=step > 0)
+    try:
+        loop = Loop(work, course, make(spec.method, clip=course.clip), place, talk, folder, resumes=step > 0)
+    except (ValueError, TypeError) as failure:
+        # What attach refuses it refuses on every rank; later, others would wait for the rank that raised.
+        raise AgreedError(str(failure)) from None
     if step:
         _together(talk, partial(loop.load, step))
     if talk.rank == 0:
@@ -109,7 +113,8 @@ def _run(trial: Trial, talk: Talk, wish: StopWish, show: Show, environment: dict
     return result
 
 
-def _place(spec: Spec, talk: Talk) -> Place:
+def place_of(spec: Spec, talk: Talk) -> Place:
+    """Return where this rank stands in a run."""
     device = torch.device("cuda", torch.cuda.current_device()) if spec.device == "cuda" else torch.device("cpu")
     return Place(
         rank=talk.rank,
@@ -121,7 +126,8 @@ def _place(spec: Spec, talk: Talk) -> Place:
     )
 
 
-def _prepare(spec: Spec, place: Place) -> Work:
+def prepare(spec: Spec, place: Place) -> Work:
+    """Make a run's task ready, with weights that are the same on every rank."""
     torch.manual_seed(seed_for(place.seed, "weights"))
     work = spec.task.prepare(place)
     work.model.to(place.device)

@@ -79,9 +79,7 @@ def again(runs: Sequence[Run]) -> str:
     # The course is the training with nothing left open; the method is told above.
     specs = [{key: each for key, each in run.spec.items() if key not in ("training", "method")} for run in runs]
     spec = settings_tables(runs, specs, "Settings")
-    machines = [
-        {key: each for key, each in run.environment.items() if key not in ("command", "pid")} for run in runs
-    ]
+    machines = [{key: each for key, each in run.environment.items() if key != "command"} for run in runs]
     where = settings_tables(runs, machines, "Environment")
     count = len(commands_of(runs))
     if count > _MOST_COMMANDS:
