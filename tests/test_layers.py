@@ -12,15 +12,16 @@ import laconic
 
 ROOT = Path(laconic.__file__).parent
 ROWS = [
-    {"segments", "errors", "stats", "arguments"},
+    {"segments", "errors", "stats", "arguments", "layout"},
     {"types"},
     {"kernels", "wire", "memory", "ledger", "clipping", "guard"},
-    {"compressors", "exchanges", "tuners", "handshake", "damping", "averaging"},
+    {"compressors", "exchanges", "tuners", "local", "handshake", "damping", "averaging"},
     {"method", "job", "theory", "transports"},
     {"methods", "intake", "state"},
     {"diagnosis"},
     {"reducer"},
-    {"integrations", "local"},
+    {"rounds"},
+    {"integrations"},
     {"lab", "plan", "sim"},
     {"cli"},
     {"__main__"},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -25,25 +25,45 @@ def add_mean_(out: Tensor, gathered: Gathered, segments: Segments, factors: Mapp
     """Add the mean to out, times the factor of the segment that an entry lies in.
 
     Each rank's share is divided before it is added, as DDP does: a mean of finite numbers is finite. Shares are
-    added in rank order, the same everywhere, so that models stay equal to the bit.
+    added in rank order, the same everywhere, so that models stay equal to the bit. Where a chosen entry is divided
+    over its senders, a vector of the size of out counts them.
     """
     ranks = len(gathered.payloads)
     scales = [factors.get(s.name, 1.0) / ranks for s in segments]
-    known = [p.known for p in gathered.payloads]
-    chosen = [p.values for p in gathered.payloads]
-    positions = [p.positions for p in gathered.payloads]
-    scale = scales[0] if scales else 1.0
-    if any(s != scale for s in scales):
-        known = [_weighed(v, gathered.known, segments, scales) for v in known]
-        chosen = [_weighed(v, at, segments, scales) for v, at in zip(chosen, positions, strict=True)]
-        scale = 1.0
+    known, scale = _scaled([p.known for p in gathered.payloads], [gathered.known] * ranks, segments, scales)
     if isinstance(gathered.known, slice):
         for values in known:
             out += values * scale
     else:
         at = gathered.known.to(out.device, non_blocking=True)
         kernels.add_payloads_(out, [at] * ranks, known, scale=scale)
+    chosen = [p.values for p in gathered.payloads]
+    positions = [p.positions for p in gathered.payloads]
+    if gathered.over == "senders":
+        chosen = _over_senders(chosen, positions, out.numel())
+        scales = [factors.get(s.name, 1.0) for s in segments]
+    chosen, scale = _scaled(chosen, positions, segments, scales)
     kernels.add_payloads_(out, positions, chosen, scale=scale)
+
+
+def _over_senders(values: list[Tensor], positions: list[Tensor], numel: int) -> list[Tensor]:
+    """Divide each value by the number of ranks that have one other than zero for its entry."""
+    count = torch.zeros(numel, dtype=torch.int32, device=values[0].device)
+    for value, at in zip(values, positions, strict=True):
+        count.index_add_(0, at, (value != 0).to(torch.int32))
+    # Zero values alone count nobody, and stay zero.
+    count.clamp_(min=1)
+    return [value / count.index_select(0, at) for value, at in zip(values, positions, strict=True)]
+
+
+def _scaled(
+    values: list[Tensor], positions: Sequence[Tensor | slice], segments: Segments, scales: list[float]
+) -> tuple[list[Tensor], float]:
+    """Return the values, and what to multiply them with: one scale, or 1 where each has its segment's in it."""
+    scale = scales[0] if scales else 1.0
+    if all(s == scale for s in scales):
+        return values, scale
+    return [_weighed(v, at, segments, scales) for v, at in zip(values, positions, strict=True)], 1.0
 
 
 def _weighed(values: Tensor, at: Tensor | slice, segments: Segments, scales: list[float]) -> Tensor:

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import torch
 from torch import Tensor
 
 from laconic import kernels
 from laconic.state import State
-from laconic.stats import Layer
+from laconic.stats import Layer, Stats
 from laconic.types import Thresholder
+
+
+def summary(state: State) -> Stats:
+    """Return the numbers so far; the norms of what is owed cost a pass over memory."""
+    owed, seen = owed_norms(state), state.ledger.seen
+    density = seen.sent / seen.entries if seen.entries else 0.0
+    return Stats(
+        steps=state.step,
+        syncs=state.step,
+        density=density,
+        owed_norm=norm(owed),
+        **asdict(state.counters),
+        history=tuple(state.probe.history) if state.probe else (),
+        layers=layers(state, owed, overall=density),
+    )
+
+
+def norm(parts: Tensor) -> float:
+    """Return the norm of a vector whose parts have these norms."""
+    return float(torch.linalg.vector_norm(parts))
 
 
 def owed_norms(state: State) -> Tensor:

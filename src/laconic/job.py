@@ -100,10 +100,14 @@ class Job:
                 value.copy_(carried)
         return replace(mean, values=values)
 
-    def commit(self, memory: Memory, *, step: int, rank: int, masking: bool) -> None:
-        """Write what was not sent, the velocity and the step of the last sending to memory."""
+    def commit(self, memory: Memory, *, step: int, rank: int, masking: bool, decay: float = 1.0) -> None:
+        """Write what was not sent, times ``decay``, the velocity and the step of the last sending to memory."""
+        if self._unheard() and not bool(self.finite):
+            return
         for segment, value in self.held:
             self.x[segment.offset : segment.offset + segment.size] = value
+        if decay != 1.0:
+            self.x.mul_(decay)
         # Only the parameters that gradients came for: another one keeps what it owes.
         place = self.place()
         kernels.store_(self.x, memory["owed"], kernels.Places(grad=place, x=place, home=memory.home(place)))
@@ -124,12 +128,19 @@ class Job:
         """The positions in x that this rank sent, but for parameters that every rank sends whole."""
         assert self.mean is not None
         own, rooms = self.mean.own, self.mean.rooms
+        if self._unheard():
+            return torch.empty(0, dtype=torch.int64, device=self.x.device)
         if own is None or self._drawn():
             return torch.nonzero(dense(self.mean.values, self.x)).flatten()
-        taken = [min(counts[rank], rooms[name]) for name, counts in self.mean.counts.items()]
+        place = rank if self.mean.senders is None else self.mean.senders.index(rank)
+        taken = [min(counts[place], rooms[name]) for name, counts in self.mean.counts.items()]
         count = sum(taken) if self.mean.counts else own.positions.numel()
         # A zero that was chosen for want of anything else (a parameter that is held) was not sent.
         return own.positions[:count][own.values[:count] != 0]
+
+    def _unheard(self) -> bool:
+        """Whether this rank was no sender: others do not know if what it has is finite."""
+        return self.mean is not None and self.mean.senders is not None and self.mean.own is None
 
     def _drawn(self) -> bool:
         """Whether every rank sent the same part of the entries, drawn by all."""

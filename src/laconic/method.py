@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from laconic.arguments import check_choice
+from laconic.arguments import check_choice, check_share
 from laconic.clipping import LocalClip
 from laconic.compressors import Dense, StdThreshold
 from laconic.exchanges import ReduceMean
 from laconic.guard import Guard
+from laconic.local import LocalSteps
 from laconic.tuners import Relief
 from laconic.types import Compressor, Exchange, Tuner
 
@@ -30,7 +31,11 @@ class Method:
     ``clip`` clips each rank's gradient before it is accumulated. ``momentum="method"`` moves momentum out of
     the optimizer: velocity is built from local gradients and is what is accumulated (momentum
     compensation); with ``masking`` the velocity of entries that were sent starts anew. ``damping`` divides what
-    waited by the root of its mean delay. ``guard`` watches what is owed.
+    waited by the root of its mean delay. ``guard`` watches what is owed. With ``decay`` below 1, what is owed fades
+    by this factor each exchange (SparseLoCo's beta).
+
+    With ``local`` ranks take rounds of local steps, and all of the above is about what they exchange then: not
+    gradients but drifts, how far each has walked. ``clip`` then clips the drift; gradients are clipped by ``local``.
     """
 
     name: str
@@ -44,6 +49,8 @@ class Method:
     masking: bool = False
     damping: bool = False
     guard: Guard | None = None
+    decay: float = 1.0
+    local: LocalSteps | None = None
 
     def __post_init__(self) -> None:
         _check_part("compressor", self.compressor, Compressor, "TopK(density=0.01)")
@@ -52,14 +59,42 @@ class Method:
         check_choice("memory", self.memory, get_args(Unit))
         check_choice("scope", self.scope, get_args(Scope))
         check_choice("momentum", self.momentum, get_args(Owner))
+        check_share("decay", self.decay, "Write 1.0 for what is owed to wait undiminished.")
         if self.clip is not None:
             _check_part("clip", self.clip, LocalClip, "LocalClip(norm=0.25)")
         if self.guard is not None:
             _check_part("guard", self.guard, Guard, "Guard()")
         self._check_companions()
         self._check_threshold()
+        if self.local is not None:
+            _check_part("local", self.local, LocalSteps, "LocalSteps(period=Every(steps=16))")
+            self._check_local(self.local)
         self.exchange.check(self.compressor)
         self.tuner.init(self.compressor)
+
+    @property
+    def needs_loss(self) -> bool:
+        """Whether ``link.observe`` must be told the loss before every step."""
+        return self.tuner.needs_loss or (self.local is not None and self.local.period.needs_loss)
+
+    @property
+    def clips_gradients(self) -> bool:
+        """Whether the method clips gradients itself, so that the training loop need not."""
+        return self.clip is not None if self.local is None else self.local.clip is not None
+
+    def _check_local(self, local: LocalSteps) -> None:
+        if self.momentum == "method":
+            raise ValueError(
+                "momentum='method' is for gradients of every step; drifts have an outer step of their own."
+            )
+        if local.restart and self.memory == "none":
+            raise ValueError(f"restart={local.restart} is a share of what is owed, and memory='none' owes nothing.")
+        if local.participants is not None and isinstance(self.exchange, ReduceMean):
+            raise ValueError(
+                "where only some ranks send, the others cannot add up: use GatherMean() with participants."
+            )
+        if (local.fragments > 1 or local.delay) and self.scope == "model":
+            raise ValueError("fragments are exchanged by themselves: give the method scope='layer'.")
 
     def _check_companions(self) -> None:
         dense = isinstance(self.compressor, Dense)
@@ -71,6 +106,11 @@ class Method:
             raise ValueError("Dense is plain DDP to the bit: clip in the training loop and leave clip=None.")
         if self.memory == "none" and (self.momentum == "method" or self.damping):
             raise ValueError("momentum='method' and damping need memory: set memory='gradient' or 'update'.")
+        if self.memory == "none" and self.decay != 1:
+            raise ValueError(
+                f"decay={self.decay!r} fades what is owed, and memory='none' owes nothing: set memory='gradient' "
+                f"or 'update', or leave decay=1.0."
+            )
         if self.masking and self.momentum != "method":
             raise ValueError("masking is of the method's own velocity: set momentum='method', or masking=False.")
         tells = not isinstance(self.exchange, ReduceMean)

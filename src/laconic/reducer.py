@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import replace
 from math import nan
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.futures import Future
 
 from laconic.compressors import Dense
 from laconic.damping import Damped
-from laconic.diagnosis import layers, owed_norms
+from laconic.diagnosis import norm, owed_norms, summary
 from laconic.errors import LaconicError
 from laconic.intake import Intake
 from laconic.job import Job, Outcome, Part
@@ -73,7 +73,8 @@ class Reducer:
         )
         self._jobs: list[Job] = []
         self._open = self._closed = False
-        self._mark = (0, 0)
+        self._mark, self._sending = (0, 0), transport.world_size
+        self._senders: tuple[int, ...] | None = None
         self._intake = Intake.of(method, model, {}, {}, grad_scale=1.0, world_size=transport.world_size)
 
     @property
@@ -92,11 +93,12 @@ class Reducer:
         rates: Mapping[str, float] | None = None,
         momenta: Mapping[str, Momentum] | None = None,
         grad_scale: float = 1.0,
+        senders: tuple[int, ...] | None = None,
     ) -> None:
         """Open a step.
 
         ``rates`` are learning rates by parameter name, ``momenta`` what the method applies in the optimizer's
-        stead, ``grad_scale`` a loss scaler's factor.
+        stead, ``grad_scale`` a loss scaler's factor, ``senders`` the ranks that send (None: all); all others hear.
         """
         if self._open:
             raise LaconicError(
@@ -107,6 +109,7 @@ class Reducer:
         self._state.memory.reclaim()
         self._mark = (self.transport.wire_bytes, self.transport.collectives)
         state, ranks = self._state, self.transport.world_size
+        self._senders, self._sending = senders, ranks if senders is None else len(senders)
         self._intake = Intake.of(
             self.method, self._model, rates or {}, momenta or {}, grad_scale=grad_scale, world_size=ranks
         )
@@ -127,7 +130,7 @@ class Reducer:
             job, place = Job(x, segments), segments
             self._jobs.append(job)
         job.notes = notes if job.notes is None else job.notes
-        part = Part(grad, segments, place, self._future())
+        part = Part(grad, segments, place, Future(devices=[self._device] if self._device.type == "cuda" else None))
         job.parts.append(part)
         if not self._waits:
             self._start([job])
@@ -155,18 +158,23 @@ class Reducer:
         """Name what shapes the next messages: equal on all ranks that are where this one is."""
         return self._state.agreement()
 
+    @property
+    def open(self) -> bool:
+        """Whether a step is under way."""
+        return self._open
+
+    def owed(self, segments: Segments) -> Tensor:
+        """Return what this rank owes of these parameters, copied."""
+        return self._state.memory.read("owed", segments)
+
+    def take_outcome(self) -> Outcome:
+        """Return how the last step ended; whoever acts on a skipped one takes it off the table."""
+        ended, self.outcome = self.outcome, replace(self.outcome, skipped=False)
+        return ended
+
     def stats(self) -> Stats:
         """Return the numbers so far; the norms of what is owed cost a pass over memory."""
-        state, owed, seen = self._state, owed_norms(self._state), self._state.ledger.seen
-        density = seen.sent / seen.entries if seen.entries else 0.0
-        return Stats(
-            steps=state.step,
-            density=density,
-            owed_norm=_norm(owed),
-            **asdict(state.counters),
-            history=tuple(state.probe.history) if state.probe else (),
-            layers=layers(state, owed, overall=density),
-        )
+        return summary(self._state)
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's whole state as plain containers of numbers and tensors, copied."""
@@ -236,6 +244,8 @@ class Reducer:
             fresh=fresh,
             loss=self.loss,
             alarmed=self._state.alarm.raised,
+            senders=self._senders,
+            rank=self.transport.rank,
         )
 
     def _rounded(self, job: Job, segments: Segments, compressor: Compressor, envelope: Envelope) -> Steps:
@@ -269,10 +279,10 @@ class Reducer:
 
     def _commit(self, job: Job) -> None:
         if self.method.memory != "none":
-            rank = self.transport.rank
-            job.commit(self._state.memory, step=self.step, rank=rank, masking=self.method.masking)
+            rank, method = self.transport.rank, self.method
+            job.commit(self._state.memory, step=self.step, rank=rank, masking=method.masking, decay=method.decay)
         if job.entered is not None and job.mean is not None:
-            self._state.ledger.commit(job.entered, job.mean, world_size=self.transport.world_size)
+            self._state.ledger.commit(job.entered, job.mean, world_size=self._sending)
 
     def _count(self, means: list[Mean], *, finite: bool) -> None:
         """Add the step up, and let the guard look."""
@@ -281,15 +291,8 @@ class Reducer:
         counters.dense_bytes += sum(job.dense_bytes(self._dtypes) for job in self._jobs)
         counters.wire_bytes += self.transport.wire_bytes - self._mark[0]
         counters.collectives += self.transport.collectives - self._mark[1]
-        entries = self._model.numel * self.transport.world_size
+        entries = sum(job.segments.numel for job in self._jobs) * self._sending
         self._state.ledger.seen = observed(means, step=self.step + 1, entries=entries, skipped=not finite)
         if finite and self._state.alarm.due(self.step):
             owed, fresh = owed_norms(self._state), self._state.ledger.gradient_norms()
-            self._state.alarm.look(owed=_norm(owed), fresh=_norm(fresh))
-
-    def _future(self) -> Future[Tensor]:
-        return Future(devices=[self._device] if self._device.type == "cuda" else None)
-
-
-def _norm(parts: Tensor) -> float:
-    return float(torch.linalg.vector_norm(parts))
+            self._state.alarm.look(owed=norm(owed), fresh=norm(fresh))

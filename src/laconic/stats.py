@@ -68,6 +68,11 @@ class Stats:
     choosing and packing, ``wait_seconds`` after backward, waiting for peers and adding up. ``kernels`` names
     what selects (Numba, Triton or plain torch), ``compile_seconds`` were spent by ``attach`` to compile it or to
     find it on disk. ``layers`` has one entry a parameter.
+
+    ``syncs`` counts exchanges: one a step, or with local steps one a round of ``every`` steps. For those, ``drift`` is
+    how far this rank's model was from the mean of all at the last sync and ``drift_bound`` how far it can have been
+    (2 * gamma * I; infinite without clipping), ``clipped_share`` the share of steps that were clipped, ``look_bytes``
+    were sent for ``link.averaged()`` and are not in ``wire_bytes``; a step with an infinity is skipped by its rank alone.
     """
 
     steps: int
@@ -79,6 +84,12 @@ class Stats:
     owed_norm: float
     select_seconds: float
     wait_seconds: float
+    syncs: int = 0
+    every: int = 1
+    clipped_share: float = 0.0
+    drift: float = 0.0
+    drift_bound: float = 0.0
+    look_bytes: int = 0
     setup_bytes: int = 0
     kernels: str = ""
     compile_seconds: float = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import nan
-from typing import ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -80,9 +80,15 @@ class Payload:
 
 @dataclass(frozen=True, kw_only=True)
 class AllGather:
-    """Ask for every rank's bytes; the reply has one row a rank, in rank order."""
+    """Ask for every rank's bytes; the reply has one row a rank, in rank order.
+
+    ``senders`` are the ranks that send (None: every rank); the reply has one row a sender, in rank order, and
+    ``send`` of a rank that is not among them is empty: ``size`` tells it how many bytes a message has.
+    """
 
     send: Tensor
+    senders: tuple[int, ...] | None = None
+    size: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +100,7 @@ class AllReduce:
 
 Request = AllGather | AllReduce
 Reply = Tensor
+Over = Literal["ranks", "senders"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +109,8 @@ class Envelope:
 
     ``notes`` are small numbers that every rank must see the sum of (say: which parameters got a gradient).
     ``rooms`` are the agreed rooms by segment name, ``fresh`` what is known of the segments. ``loss`` is this
-    rank's (NaN: not told), ``alarmed`` says that what it owes has run away.
+    rank's (NaN: not told), ``alarmed`` says that what it owes has run away. ``senders`` are the ranks that send
+    (None: every rank), ``rank`` is this one; a rank that does not send hears all the same.
     """
 
     step: int
@@ -115,14 +123,20 @@ class Envelope:
     fresh: Fresh | None = None
     loss: float = nan
     alarmed: bool = False
+    senders: tuple[int, ...] | None = None
+    rank: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gathered:
-    """A mean that nobody has added up yet: what each rank sent, and what the plan's ``known`` entries are."""
+    """A mean that nobody has added up yet: what each rank sent, and what the plan's ``known`` entries are.
+
+    Chosen entries are divided ``over`` all the ranks here, or over an entry's senders: those with a value but 0.
+    """
 
     known: Tensor | slice
     payloads: tuple[Payload, ...]
+    over: Over = "ranks"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +145,8 @@ class Mean:
 
     ``values`` is a vector, or what was ``Gathered``: adding that up touches only entries that were sent.
     ``counts`` has for each segment that was chosen from the number of entries that qualified, rank by rank;
-    ``qualified`` is their sum, out of ``choosable``.
+    ``qualified`` is their sum, out of ``choosable``. With ``senders`` these are the ranks that count, and ``own``
+    is None on the others.
     """
 
     values: Tensor | Gathered
@@ -146,6 +161,7 @@ class Mean:
     loss: float = nan
     alarmed: bool = False
     own: Payload | None = None
+    senders: tuple[int, ...] | None = None
 
 
 Steps = Generator[Request, Reply, Mean]
@@ -170,11 +186,9 @@ class Compressor(Protocol):
 
         ``rooms`` are the agreed ones by segment name; a segment that has none yet gets a first guess.
         """
-        ...
 
     def compress_(self, x: Tensor, segments: Segments, plan: Plan, fresh: Fresh) -> Payload:
         """Take entries out of x; leave in x exactly what was not taken."""
-        ...
 
 
 @runtime_checkable
@@ -186,11 +200,9 @@ class Sparsifier(Protocol):
     @property
     def density(self) -> float:
         """The share of entries sent, in (0, 1]."""
-        ...
 
     def at_density(self, density: float) -> Compressor:
         """Return the same compressor with another density."""
-        ...
 
 
 @runtime_checkable
@@ -200,11 +212,9 @@ class Thresholder(Sparsifier, Protocol):
     @property
     def c(self) -> float:
         """The coefficient of the deviation, over 0."""
-        ...
 
     def at_c(self, c: float) -> Compressor:
         """Return the same compressor with another coefficient."""
-        ...
 
 
 @runtime_checkable
@@ -215,11 +225,9 @@ class Exchange(Protocol):
 
     def steps(self, x: Tensor, segments: Segments, compressor: Compressor, envelope: Envelope) -> Steps:
         """Reduce x to the mean of what all ranks sent; leave in x what this rank did not send."""
-        ...
 
     def check(self, compressor: Compressor) -> None:
         """Raise ``ValueError`` if this exchange cannot carry what the compressor makes."""
-        ...
 
 
 class Transport(Protocol):
@@ -232,11 +240,9 @@ class Transport(Protocol):
 
     def start(self, steps: Generator[Request, Reply, T], *, label: str) -> Future[T]:
         """Run the exchange to its first request, issue that, and return before the reply."""
-        ...
 
     def drain(self) -> None:
         """Bring every started exchange to its end."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,15 +285,12 @@ class Tuner(Protocol):
     @property
     def needs_loss(self) -> bool:
         """Whether it follows ``Observation.loss``."""
-        ...
 
     def init(self, compressor: Compressor) -> TunerState:
         """Return the state before the first step, or raise ``ValueError`` if it cannot tune this compressor."""
-        ...
 
     def update(self, state: TunerState, seen: Observation, compressor: Compressor) -> tuple[TunerState, Compressor]:
         """Return the next state and the compressor for the step ``seen.step``."""
-        ...
 
 
 def accumulation_dtype(dtypes: Sequence[torch.dtype]) -> torch.dtype:

@@ -13,6 +13,8 @@ import laconic
 from laconic.clipping import LocalClip
 from laconic.compressors import (
     AdaComp,
+    Binned,
+    ChunkTopK,
     Dense,
     GaussianK,
     RandomK,
@@ -30,6 +32,17 @@ from laconic.types import Compressor, Exchange, Sparsifier, Tuner
 
 COMPRESSORS: dict[type, list[Compressor]] = {
     AdaComp: [AdaComp(bin_size=1, whole_below=0), AdaComp(bin_size=4, whole_below=4), AdaComp()],
+    Binned: [
+        Binned(inner=TopK(density=0.4, whole_below=0)),
+        Binned(inner=ChunkTopK(k=2, chunk=4, whole_below=4), bits=1),
+        Binned(inner=GaussianK(density=0.4, whole_below=0), bits=3),
+    ],
+    ChunkTopK: [
+        ChunkTopK(k=1, chunk=4, whole_below=0),
+        ChunkTopK(k=3, chunk=8, whole_below=4),
+        ChunkTopK(k=4, chunk=4, whole_below=0),
+        ChunkTopK(),
+    ],
     Dense: [Dense()],
     GaussianK: [
         GaussianK(density=0.001, whole_below=0),
@@ -135,6 +148,12 @@ _WHOLE_BELOW = _no_whole("whole_below", -1)
 # What each class must refuse, and the field that its message must name.
 BAD_SETTINGS: dict[type, list[tuple[str, Any]]] = {
     AdaComp: [*_no_whole("bin_size", 0), *_WHOLE_BELOW],
+    Binned: [
+        *[("inner", value) for value in (None, "topk", TopK, Dense(), RandomK(density=0.1), StdThreshold(c=2.0))],
+        *_no_whole("bits", 0),
+        ("bits", 17),
+    ],
+    ChunkTopK: [*_no_whole("k", 0), ("k", 4097), *_no_whole("chunk", 0), *_WHOLE_BELOW],
     GaussianK: [*_no_share("density"), *_WHOLE_BELOW],
     Guard: [*_no_number("limit", 0.5), *_no_whole("every", 0), *_no_whole("skipped", 0)],
     LocalClip: [*_no_number("norm", 0.0, -1.0), *_no_choice("convention"), *_no_choice("scope")],
@@ -169,6 +188,7 @@ BAD_SETTINGS: dict[type, list[tuple[str, Any]]] = {
 
 # Settings that a class cannot do without.
 NEEDED: dict[type, dict[str, Any]] = {
+    Binned: {"inner": TopK(density=0.1)},
     GaussianK: {"density": 0.1},
     LocalClip: {"norm": 1.0},
     RandomK: {"density": 0.1},
@@ -188,7 +208,7 @@ def refusal(field: str, value: object) -> str:
 
 def selects(compressor: Compressor) -> bool:
     """Whether values are sent as they are; the others round them, and what that changes stays owed."""
-    return not isinstance(compressor, AdaComp | Strom)
+    return not isinstance(compressor, AdaComp | Binned | Strom)
 
 
 def everything(compressor: Compressor) -> Compressor | None:

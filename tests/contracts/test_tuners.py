@@ -22,7 +22,7 @@ every_tuner = pytest.mark.parametrize("tuner", tuners(), ids=repr)
 # A tuner with every compressor that it says it can move.
 PAIRS = [(t, c) for t in tuners() for c in compressors() if tunes(t, c)]
 every_pair = pytest.mark.parametrize(("tuner", "compressor"), PAIRS, ids=repr)
-AMOUNTS = {"density", "c", "stages"}
+AMOUNTS = {"density", "c", "k", "stages"}
 
 
 @st.composite

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from laconic.integrations.layout import dimension_order, flatten, unflatten
+from laconic.layout import dimension_order, flatten, unflatten
 
 SHAPES = {
     "contiguous": torch.arange(24.0).view(2, 3, 4),

@@ -1,6 +1,8 @@
 """WHAT is worth sending. A re-export here is a compressor's registration."""
 
 from laconic.compressors.adacomp import AdaComp
+from laconic.compressors.binned import Binned
+from laconic.compressors.chunk_topk import ChunkTopK
 from laconic.compressors.dense import Dense
 from laconic.compressors.gaussiank import GaussianK
 from laconic.compressors.randomk import RandomK
@@ -10,4 +12,16 @@ from laconic.compressors.std_threshold import StdThreshold
 from laconic.compressors.strom import Strom
 from laconic.compressors.topk import TopK
 
-__all__ = ["AdaComp", "Dense", "GaussianK", "RandomK", "SampledTopK", "Sidco", "StdThreshold", "Strom", "TopK"]
+__all__ = [
+    "AdaComp",
+    "Binned",
+    "ChunkTopK",
+    "Dense",
+    "GaussianK",
+    "RandomK",
+    "SampledTopK",
+    "Sidco",
+    "StdThreshold",
+    "Strom",
+    "TopK",
+]

@@ -4,39 +4,57 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isnan, nan
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import torch
 from torch import Tensor
 
 from laconic import kernels, wire
+from laconic.arguments import check_choice
 from laconic.segments import Segments
-from laconic.types import AllGather, Compressor, Envelope, Gathered, Mean, Payload, Plan, Steps
+from laconic.types import AllGather, Compressor, Envelope, Gathered, Mean, Over, Payload, Plan, Steps
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatherMean:
-    """One all-gather of messages whose size follows from the plan; volume received grows with the ranks."""
+    """One all-gather of messages whose size follows from the plan; volume received grows with the ranks.
+
+    A chosen entry is divided ``over`` all ``ranks`` that send, or over its ``senders`` alone: those that sent a
+    value other than zero for it, so that a rarely sent entry moves by up to the number of ranks more (SparseLoCo).
+    """
 
     name: ClassVar[str] = "gather_mean"
+    over: Over = "ranks"
+
+    def __post_init__(self) -> None:
+        check_choice("over", self.over, get_args(Over))
 
     def check(self, compressor: Compressor) -> None:
         """Accept every compressor."""
 
     def steps(self, x: Tensor, segments: Segments, compressor: Compressor, envelope: Envelope) -> Steps:
-        """Leave in x what this rank did not send; return the mean of what all ranks sent."""
+        """Leave in x what this rank did not send; return the mean of what all ranks sent.
+
+        With ``envelope.senders`` it is the mean over these; a rank that is not among them keeps x as it is. Only
+        senders are heard: their notes, losses and alarms, and whether what they have is finite.
+        """
+        senders = _checked(envelope)
         plan = compressor.plan(segments, step=envelope.step, rooms=envelope.rooms)
-        fresh = envelope.fresh or kernels.fresh_of(x, segments)
-        payload = compressor.compress_(x, segments, plan, fresh)
-        header = _header(payload, plan, envelope, value_bytes=x.element_size())
-        message = wire.pack(payload, plan, header, numel=x.numel(), notes=envelope.notes)
-        rows = yield AllGather(send=message)
         notes = 0 if envelope.notes is None else envelope.notes.numel()
+        payload, message = None, torch.empty(0, dtype=torch.uint8, device=x.device)
+        header = _header(None, plan, envelope, value_bytes=x.element_size())
+        if senders is None or envelope.rank in senders:
+            fresh = envelope.fresh or kernels.fresh_of(x, segments)
+            payload = compressor.compress_(x, segments, plan, fresh)
+            header = _header(payload, plan, envelope, value_bytes=x.element_size())
+            message = wire.pack(payload, plan, header, numel=x.numel(), notes=envelope.notes)
+        size = wire.message_bytes(plan, numel=x.numel(), notes=notes, value_bytes=x.element_size())
+        rows = yield AllGather(send=message, senders=senders, size=size)
         messages = wire.unpack(rows, plan, header, numel=x.numel(), notes=notes, dtype=x.dtype)
         headers = [m.header for m in messages]
         counts = zip(*(h.counts for h in headers), strict=True) if plan.counted else []
         return Mean(
-            values=Gathered(known=plan.known, payloads=tuple(m.payload for m in messages)),
+            values=Gathered(known=plan.known, payloads=tuple(m.payload for m in messages), over=self.over),
             # Where everything is sent no rank has looked before; every rank sees the same values, at one glance.
             finite=all(h.finite for h in headers)
             and kernels.all_finite(torch.cat([m.payload.known for m in messages])),
@@ -50,16 +68,32 @@ class GatherMean:
             loss=_mean_told([h.loss for h in headers]),
             alarmed=any(h.alarmed for h in headers),
             own=payload,
+            senders=senders,
         )
 
 
-def _header(payload: Payload, plan: Plan, envelope: Envelope, *, value_bytes: int) -> wire.Header:
-    rooms = torch.tensor(plan.rooms, dtype=torch.int64).to(payload.wanted.device, non_blocking=True)
+def _checked(envelope: Envelope) -> tuple[int, ...] | None:
+    senders, ranks = envelope.senders, envelope.world_size
+    if senders is not None and (not senders or list(senders) != sorted(set(senders) & set(range(ranks)))):
+        raise ValueError(
+            f"senders must be one or more of the ranks 0 to {ranks - 1}, ascending, got {senders!r}. Give every "
+            f"rank the same ones, or None for all."
+        )
+    return senders
+
+
+def _header(payload: Payload | None, plan: Plan, envelope: Envelope, *, value_bytes: int) -> wire.Header:
+    """Return this rank's header; without a payload it says what others must agree with, and is not sent."""
+    count: Tensor | int = 0
+    wanted: Tensor | int = 0
+    if payload is not None:
+        rooms = torch.tensor(plan.rooms, dtype=torch.int64).to(payload.wanted.device, non_blocking=True)
+        count, wanted = torch.minimum(payload.wanted, rooms).sum(), payload.wanted.sum()
     return wire.Header(
         fingerprint=envelope.fingerprint,
         step=envelope.step,
-        count=torch.minimum(payload.wanted, rooms).sum(),
-        wanted=payload.wanted.sum(),
+        count=count,
+        wanted=wanted,
         finite=envelope.finite,
         rates=envelope.rates,
         value_bytes=value_bytes,

@@ -35,6 +35,11 @@ class ReduceMean:
 
     def steps(self, x: Tensor, segments: Segments, compressor: Compressor, envelope: Envelope) -> Steps:
         """Leave in x what this rank did not send; where everything is sent, x itself becomes the mean."""
+        if envelope.senders is not None:
+            raise ValueError(
+                f"reduce_mean adds up what all ranks send, got senders={envelope.senders!r}. Use GatherMean() "
+                f"where only some ranks send."
+            )
         plan = compressor.plan(segments, step=envelope.step, rooms=envelope.rooms)
         everything = isinstance(plan.known, slice)
         # Dense must cost what plain DDP costs: no copy of the vector.

@@ -23,10 +23,13 @@ _NEAR = 12
 
 @dataclass(frozen=True)
 class Watch:
-    """Whom to tell: ``ready`` before an optimizer's gradients are looked at, ``done`` when its step is over."""
+    """Whom to tell: ``ready`` before an optimizer's gradients are looked at, ``attempted`` when the scaler has
+    stepped or skipped, ``updated`` when it has a new scale.
+    """
 
     ready: Callable[[], None]
-    done: Callable[[], None]
+    attempted: Callable[[], None]
+    updated: Callable[[], None]
 
 
 class ScalerGuard:
@@ -47,14 +50,17 @@ class ScalerGuard:
                 return step(optimizer, *args, **kwargs)
             watch.ready()
             try:
-                return step(optimizer, *args, **kwargs)
-            finally:
-                watch.done()
+                taken = step(optimizer, *args, **kwargs)
+            except BaseException:
+                watch.updated()
+                raise
+            watch.attempted()
+            return taken
 
         def guarded_update(*args: Any, **kwargs: Any) -> None:
             # A loop may unscale, look at the norm and decide not to step: the next one exchanges all the same.
             for watch in self.watches.values():
-                watch.done()
+                watch.updated()
             update(*args, **kwargs)
 
         for name, guarded in (("unscale_", guarded_unscale_), ("step", guarded_step), ("update", guarded_update)):

@@ -16,14 +16,24 @@ from laconic import kernels
 from laconic.compressors import Dense
 from laconic.errors import LaconicError
 from laconic.handshake import Identity
-from laconic.integrations.checks import check_arguments, check_buffers, check_parameters, check_units
+from laconic.integrations.checks import (
+    check_arguments,
+    check_buffers,
+    check_local,
+    check_parameters,
+    check_units,
+)
 from laconic.integrations.ddp import DdpSurface
-from laconic.integrations.layout import dimension_order, flatten
-from laconic.integrations.link import Link, Surface
+from laconic.integrations.link import Link
+from laconic.integrations.local import LocalSurface
 from laconic.integrations.momentum import MovedMomentum, movable
 from laconic.integrations.plain import PlainSurface
+from laconic.integrations.surface import Surface
+from laconic.layout import dimension_order, flatten
 from laconic.method import Method
+from laconic.methods import recommended
 from laconic.reducer import Reducer
+from laconic.rounds import Rounds
 from laconic.segments import Segments
 from laconic.transports import ProcessGroupTransport
 from laconic.types import accumulation_dtype
@@ -35,7 +45,7 @@ _attached: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[Link]] =
 def attach(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
-    method: Method,
+    method: Method | None = None,
     *,
     group: dist.ProcessGroup | None = None,
     scaler: torch.amp.GradScaler | None = None,
@@ -43,6 +53,8 @@ def attach(
     track_age: bool = False,
 ) -> Link:
     """Exchange this model's gradients by ``method`` from now on; the training loop stays as it is.
+
+    Without a method it is ``recommended()``.
 
     A ``DistributedDataParallel`` module exchanges bucket by bucket while backward goes on. A plain module
     gets the first rank's parameters and buffers once, and exchanges when the optimizer is about to step.
@@ -53,8 +65,10 @@ def attach(
 
         link = laconic.attach(model, optimizer, laconic.topk(0.01))
     """
+    method = recommended() if method is None else method
     check_arguments(model, optimizer, method, scaler)
     check_units(method, optimizer)
+    check_local(method, optimizer, scaler, measure_every)
     before = _attached.get(optimizer, lambda: None)()
     if before is not None and before.attached:
         raise LaconicError("this optimizer is attached already. Call link.detach() on the first link before.")
@@ -69,10 +83,16 @@ def attach(
     reducer = _reducer(method, parameters, transport, identity, measure_every, velocity=moves, track_age=track_age)
     moved = _moved(optimizer, parameters, reducer) if moves else None
     seconds = _compiled(method, parameters, said=transport.rank == 0)
-    link = Link(reducer, transport, identity, parameters, optimizer, scaler, moved, seconds)
+    local = method.local is not None
+    rounds = Rounds(method, module, parameters, optimizer, reducer, transport) if local else None
+    link = Link(reducer, transport, identity, parameters, optimizer, scaler, moved, rounds, seconds)
     if ddp is None:
         check_buffers(module)
-    surface: Surface = PlainSurface(model, link) if ddp is None else DdpSurface(ddp, link)
+    surface: Surface
+    if rounds is not None:
+        surface = LocalSurface(model, rounds, transport, scaler)
+    else:
+        surface = PlainSurface(model, link) if ddp is None else DdpSurface(ddp, link)
     link.install(surface)
     _attached[optimizer] = weakref.ref(link)
     return link
@@ -96,7 +116,8 @@ def _reducer(
         dtype=accumulation_dtype([p.dtype for p in tensors]),
         device=tensors[0].device,
         fingerprint=identity.fingerprint(),
-        dtypes={name: p.dtype for name, p in parameters.items()},
+        # What drifts are added to has memory's own precision; gradients must fit the parameters'.
+        dtypes={} if method.local else {name: p.dtype for name, p in parameters.items()},
         velocity=velocity,
         track_age=track_age,
         measure_every=measure_every,
@@ -109,6 +130,8 @@ def _compiled(method: Method, parameters: Mapping[str, torch.nn.Parameter], *, s
         return 0.0
     began, tensors = time.perf_counter(), list(parameters.values())
     dtypes = [p.dtype for p in tensors]
+    if method.local is not None:
+        dtypes = [accumulation_dtype(dtypes)]
     kernels.warm(tensors[0].device, accumulation_dtype(dtypes), sorted(set(dtypes), key=str))
     seconds = time.perf_counter() - began
     if said and seconds > 1.0:

@@ -75,7 +75,8 @@ def check_buffers(module: torch.nn.Module) -> None:
 
 def check_units(method: Method, optimizer: torch.optim.Optimizer) -> None:
     """Refuse or warn of memory in update units where the optimizer makes more of a gradient than rate times it."""
-    if method.memory != "update":
+    # Drifts are in update units by themselves.
+    if method.memory != "update" or method.local is not None:
         return
     groups = optimizer.param_groups
     if any("lr" not in group for group in groups):
@@ -90,6 +91,24 @@ def check_units(method: Method, optimizer: torch.optim.Optimizer) -> None:
             "learning rate, and an optimizer that remembers gradients keeps that value when the rate rises again "
             "(restarts). Use memory='gradient' (sdagc(revision='none')), or a rate that never rises.",
             stacklevel=3,
+        )
+
+
+def check_local(
+    method: Method, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None, measure_every: int
+) -> None:
+    """Refuse what rounds of local steps cannot go with."""
+    if method.local is None:
+        return
+    if measure_every:
+        raise ValueError(
+            "measure_every looks at gradients of every step, and local steps exchange none. Leave it 0."
+        )
+    scaled = scaler is not None and scaler.is_enabled()
+    if scaled and any(group.get("fused") for group in optimizer.param_groups):
+        raise ValueError(
+            "a fused optimizer undoes the loss scale inside its step, where local gradients can no longer be clipped. "
+            "Use fused=False."
         )
 
 

@@ -3,6 +3,7 @@
 # DDP compares a hook's annotations as objects, so this file cannot postpone their evaluation.
 import weakref
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -12,8 +13,8 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from laconic.errors import LaconicError
-from laconic.integrations.layout import unflatten
 from laconic.integrations.link import Link
+from laconic.layout import unflatten
 from laconic.segments import Segments
 
 
@@ -36,34 +37,28 @@ class DdpSurface:
         """Register the hook, or turn the one of an earlier attach."""
         ddp = self._ddp()
         assert ddp is not None
-        switch = _switches.get(ddp)
-        if switch is None:
-            switch = _Switch(ddp.process_group)
-            try:
-                ddp.register_comm_hook(switch, _hook)
-            except RuntimeError as error:
-                raise LaconicError(
-                    f"this DDP module has a communication hook already ({error}). DDP takes one for life: wrap the "
-                    f"model in a new DistributedDataParallel and attach that."
-                ) from error
-            _switches[ddp] = switch
-        if switch.surface is not None:
-            raise LaconicError("this DDP module is attached already. Call detach() on its link before.")
-        switch.surface = self
+        take_hook(ddp, self)
 
     def remove(self) -> None:
         """Turn the hook to plain averaging, the same bits as DDP without a hook."""
         ddp = self._ddp()
         if ddp is not None:
-            _switches[ddp].surface = None
+            _hooks[ddp].surface = None
 
     def before_look(self) -> None:
         """Nothing to do: gradients were exchanged during backward."""
 
-    def before_step(self) -> None:
-        """Nothing to do."""
+    def before_step(self) -> bool:
+        """Return whether the step was not skipped by all ranks."""
+        return not self._link.reducer.take_outcome().skipped
 
     def after_step(self) -> None:
+        """Nothing to do."""
+
+    def after_attempt(self) -> None:
+        """Nothing to do."""
+
+    def after_update(self) -> None:
         """Nothing to do."""
 
     def reduce(self, bucket: GradBucket) -> Future[Tensor]:
@@ -105,18 +100,45 @@ class DdpSurface:
         self._reduced = []
 
 
-class _Switch:
+class Buckets(Protocol):
+    """Who is handed DDP's buckets."""
+
+    def reduce(self, bucket: GradBucket) -> Future[Tensor]:
+        """Return what DDP is to take for the bucket's gradients."""
+        ...
+
+
+class Hook:
     """What a DDP module's hook consults. DDP takes one hook for life, so detaching means turning this."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
-        self.surface: DdpSurface | None = None
+        self.surface: Buckets | None = None
 
 
-_switches: weakref.WeakKeyDictionary[DistributedDataParallel, _Switch] = weakref.WeakKeyDictionary()
+_hooks: weakref.WeakKeyDictionary[DistributedDataParallel, Hook] = weakref.WeakKeyDictionary()
 
 
-def _hook(switch: _Switch, bucket: GradBucket) -> Future[Tensor]:
+def take_hook(ddp: DistributedDataParallel, surface: Buckets) -> Hook:
+    """Register the hook, or turn the one of an earlier attach."""
+    hook = _hooks.get(ddp)
+    if hook is None:
+        hook = Hook(ddp.process_group)
+        try:
+            ddp.register_comm_hook(hook, _hook)
+        except RuntimeError as error:
+            raise LaconicError(
+                f"this DDP module has a communication hook already ({error}). DDP takes one for life: wrap the "
+                f"model in a new DistributedDataParallel and attach that."
+            ) from error
+        _hooks[ddp] = hook
+    if hook.surface is not None:
+        raise LaconicError("this DDP module is attached already. Call detach() on its link before.")
+    hook.surface = surface
+    return hook
+
+
+def _hook(switch: Hook, bucket: GradBucket) -> Future[Tensor]:
     if switch.surface is not None:
         return switch.surface.reduce(bucket)
     return _average(switch.group, bucket.buffer())

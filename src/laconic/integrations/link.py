@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from math import inf, isnan
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -16,36 +17,14 @@ from laconic import kernels
 from laconic.errors import LaconicError
 from laconic.handshake import Identity, handshake
 from laconic.integrations.amp import Watch, guard_scaler, refuse_other_scalers, release_scaler
-from laconic.integrations.layout import dimension_order
 from laconic.integrations.momentum import MovedMomentum
+from laconic.integrations.surface import Surface
+from laconic.layout import dimension_order
 from laconic.method import Method
 from laconic.reducer import Reducer
+from laconic.rounds import Rounds
 from laconic.stats import Stats
 from laconic.transports import ProcessGroupTransport
-
-
-class Surface(Protocol):
-    """How gradients of one kind of module reach the reducer and come back."""
-
-    def install(self) -> None:
-        """Begin to exchange."""
-        ...
-
-    def remove(self) -> None:
-        """Leave the module as it was found."""
-        ...
-
-    def before_look(self) -> None:
-        """See to it that the gradients are the agreed ones: a GradScaler is about to look at them."""
-        ...
-
-    def before_step(self) -> None:
-        """See to it that the gradients are the agreed ones: the optimizer is about to step."""
-        ...
-
-    def after_step(self) -> None:
-        """The scaler is done with this step, whether it stepped or not."""
-        ...
 
 
 class Link:
@@ -60,14 +39,15 @@ class Link:
         optimizer: torch.optim.Optimizer,
         scaler: torch.amp.GradScaler | None,
         moved: MovedMomentum | None,
+        rounds: Rounds | None,
         compile_seconds: float = 0.0,
     ) -> None:
         self.reducer, self.parameters, self.optimizer = reducer, parameters, optimizer
         self.transport = transport
-        self._identity, self._scaler, self._moved = identity, scaler, moved
+        self._identity, self._scaler, self._moved, self._rounds = identity, scaler, moved, rounds
         self._names = {id(p): name for name, p in parameters.items()}
         self._surface: Surface | None = None
-        self._handle: RemovableHandle | None = None
+        self._handles: list[RemovableHandle] = []
         self._setup_bytes, self._compile_seconds = 0, compile_seconds
         self._exchanged = False
         # Where messages depend on the step, ranks at unlike steps send unlike sizes, and backends may end the
@@ -87,8 +67,9 @@ class Link:
     @property
     def stats(self) -> Stats:
         """The truth so far: bytes, ratio, density, what is owed, steps skipped, seconds."""
+        numbers = self.reducer.stats()
         return replace(
-            self.reducer.stats(),
+            numbers if self._rounds is None else self._rounds.stats(numbers),
             setup_bytes=self._setup_bytes,
             kernels=kernels.in_use(next(iter(self.parameters.values())).device),
             compile_seconds=self._compile_seconds,
@@ -97,20 +78,29 @@ class Link:
     def observe(self, loss: torch.Tensor | float) -> None:
         """Tell this rank's loss, before backward: for laws that follow it and for the guard.
 
-        It travels with the next exchange of gathered messages, once; all ranks then know the mean.
+        It travels with the next exchange of gathered messages, once, or with the next sync; all ranks then know the
+        mean.
         """
         value = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+        if self._rounds is not None:
+            self._rounds.observe(value)
+            return
         # NaN in a header means that nothing was told.
         self.reducer.loss = inf if isnan(value) else value
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's state: save it on every rank, with the model's and the optimizer's."""
+        """Return this rank's state: save it on every rank, with the model's and the optimizer's.
+
+        Between two syncs of local steps each rank has a model and an optimizer of its own: save those too.
+        """
         decay = {} if self._moved is None else self._moved.state_dict()
-        return self.reducer.state_dict() | {"layouts": self._layouts(), "decay": decay}
+        # First: it waits for an exchange that is under way.
+        rounds = {} if self._rounds is None else {"rounds": self._rounds.state_dict()}
+        return self.reducer.state_dict() | {"layouts": self._layouts(), "decay": decay} | rounds
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from this rank's saved state; the next exchange notices ranks that did not load the same step."""
-        if self.reducer.step_shapes_messages and not self._compare_steps:
+        if self._rounds is None and self.reducer.step_shapes_messages and not self._compare_steps:
             raise LaconicError(
                 "with this method, or with measuring, the size of messages depends on the steps before, and this "
                 "link has exchanged some: a rank that went back alone could not be told. Detach, attach again and "
@@ -122,15 +112,43 @@ class Link:
                 f"{self._layouts()}. Bring the model into the saved format (channels_last, say) before attach."
             )
         decay = state.get("decay", {}) if isinstance(state, Mapping) else {}
+        rounds = state.get("rounds", {}) if isinstance(state, Mapping) else {}
         if self._moved is not None:
             self._moved.check(decay)
+        if self._rounds is not None:
+            self._rounds.check(rounds)
         self.reducer.load_state_dict(state)
         if self._moved is not None:
             self._moved.load_state_dict(decay)
+        if self._rounds is not None:
+            self._rounds.load_state_dict(rounds)
+
+    def finish(self) -> None:
+        """Complete the round of local steps together, when this rank has no more batches: all models are equal then.
+
+        Ranks may come here after unlike numbers of batches: those that come first take part in the others' syncs.
+        Training may go on afterwards. Methods that exchange in every step have nothing to complete.
+        """
+        if self._rounds is not None:
+            self._rounds.finish()
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Have the model that all ranks agree on inside a ``with`` block, to evaluate or to save it.
+
+        Within a round of local steps that is the mean of the ranks' models, for which every rank must enter;
+        afterwards each has its own again. Methods that exchange in every step always have it.
+        """
+        if self._rounds is None:
+            yield
+            return
+        with self._rounds.averaged():
+            yield
 
     def detach(self) -> None:
         """Stop: module, optimizer and scaler are as before, and gradients of DDP are plainly averaged again.
 
+        With local steps call ``finish`` before: ``detach`` talks to nobody, and leaves each rank its own model.
         What is still owed, and the velocity of momentum that was moved, stay in ``state_dict()``.
         """
         if self._surface is None:
@@ -140,9 +158,9 @@ class Link:
             release_scaler(self._scaler, self.optimizer)
         if self._moved is not None:
             self._moved.give_back()
-        if self._handle is not None:
-            self._handle.remove()
-        self._surface = self._handle = None
+        for handle in self._handles:
+            handle.remove()
+        self._surface, self._handles = None, []
 
     def __enter__(self) -> Link:
         return self
@@ -150,6 +168,8 @@ class Link:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is None and self._surface is not None:
+            self.finish()
         self.detach()
 
     def __repr__(self) -> str:
@@ -163,9 +183,12 @@ class Link:
             self._moved.take()
         self._setup_bytes = self.transport.wire_bytes
         self._surface = surface
-        self._handle = self.optimizer.register_step_pre_hook(self._before_step)
+        self._handles = [self.optimizer.register_step_pre_hook(self._before_step)]
+        if self._rounds is not None:
+            self._handles.append(self.optimizer.register_step_post_hook(lambda *_: surface.after_step()))
         if self._scaler is not None:
-            guard_scaler(self._scaler, self.optimizer, Watch(surface.before_look, self._after_step))
+            watch = Watch(surface.before_look, self._after_attempt, self._after_update)
+            guard_scaler(self._scaler, self.optimizer, watch)
 
     def open_step(self) -> None:
         """Begin a step of the reducer with the learning rates and the loss scale of this moment."""
@@ -215,21 +238,23 @@ class Link:
         if self._moved is not None:
             self._moved.refresh()
         self._exchanged = False
-        self._surface.before_step()
-        if self.reducer.outcome.skipped:
+        if not self._surface.before_step():
             # Every torch optimizer passes over parameters without a gradient: no momentum, decay or count moves.
             for group in optimizer.param_groups:
                 for p in group["params"]:
                     p.grad = None
-            self.reducer.outcome = replace(self.reducer.outcome, skipped=False)
         elif self._moved is not None:
             self._moved.decay_()
 
-    def _after_step(self) -> None:
-        """A scaler is done with this step, whether it stepped or not."""
+    def _after_attempt(self) -> None:
         assert self._surface is not None
         self._exchanged = False
-        self._surface.after_step()
+        self._surface.after_attempt()
+
+    def _after_update(self) -> None:
+        assert self._surface is not None
+        self._exchanged = False
+        self._surface.after_update()
 
     def _refuse_newcomers(self) -> None:
         """Refuse parameters that came to the optimizer, or began to train, after attach."""

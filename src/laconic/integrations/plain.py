@@ -7,9 +7,10 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from laconic.integrations.layout import flatten, unflatten
 from laconic.integrations.link import Link
+from laconic.layout import flatten, unflatten
 from laconic.segments import Segments
+from laconic.transports import ProcessGroupTransport
 
 
 class PlainSurface:
@@ -25,14 +26,8 @@ class PlainSurface:
         self._exchanged = False
 
     def install(self) -> None:
-        """Give every rank the first rank's parameters and buffers, as bytes in one broadcast."""
-        tensors = [*self._module.parameters(), *self._module.buffers()]
-        raw = [t.detach().contiguous().view(-1).view(torch.uint8) for t in tensors]
-        everything = torch.cat(raw)
-        self._link.transport.broadcast_(everything)
-        with torch.no_grad():
-            for t, piece in zip(tensors, torch.split(everything, [r.numel() for r in raw]), strict=True):
-                t.copy_(piece.clone().view(t.dtype).view(t.shape))
+        """Give every rank the first rank's model."""
+        share_first_ranks_model(self._module, self._link.transport)
 
     def remove(self) -> None:
         """Nothing of the module was changed."""
@@ -43,13 +38,21 @@ class PlainSurface:
             self._exchange()
             self._exchanged = True
 
-    def before_step(self) -> None:
-        """Exchange, unless it was done for the scaler's sake already."""
+    def before_step(self) -> bool:
+        """Exchange, unless it was done for the scaler's sake already; return whether the step was not skipped."""
         if not self._exchanged:
             self._exchange()
         self._exchanged = False
+        return not self._link.reducer.take_outcome().skipped
 
     def after_step(self) -> None:
+        """Nothing to do."""
+
+    def after_attempt(self) -> None:
+        """The next step exchanges again, whatever became of this one."""
+        self._exchanged = False
+
+    def after_update(self) -> None:
         """The next step exchanges again, whatever became of this one."""
         self._exchanged = False
 
@@ -83,3 +86,14 @@ class PlainSurface:
                 p.grad.copy_(unflatten(view, p))
             elif anybody or bool(view.any()):
                 p.grad = unflatten(view, p).to(p.dtype, copy=True)
+
+
+def share_first_ranks_model(module: torch.nn.Module, transport: ProcessGroupTransport) -> None:
+    """Give every rank the first rank's parameters and buffers, as bytes in one broadcast."""
+    tensors = [*module.parameters(), *module.buffers()]
+    raw = [t.detach().contiguous().view(-1).view(torch.uint8) for t in tensors]
+    everything = torch.cat(raw)
+    transport.broadcast_(everything)
+    with torch.no_grad():
+        for t, piece in zip(tensors, torch.split(everything, [r.numel() for r in raw]), strict=True):
+            t.copy_(piece.clone().view(t.dtype).view(t.shape))

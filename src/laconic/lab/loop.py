@@ -100,6 +100,9 @@ class Loop:
         meter.start()
         while self.step < course.steps and not stopped:
             self._train_step(meter, ahead)
+            if self.step == course.steps:
+                # Rounds of local steps end with the run: all ranks have one model then.
+                self.link.finish()
             at_end, log = self.step == course.steps, self.step % course.log_every == 0
             evaluate = at_end or self.step % course.eval_every == 0
             look = evaluate or log or self.step - looked >= self._look_every
@@ -132,11 +135,11 @@ class Loop:
         for group in self.optimizer.param_groups:
             group["lr"] = course.rate_at(self.step)
         loss = work.loss(self.ddp, batch)
-        if self.method.tuner.needs_loss:
+        if self.method.needs_loss:
             self.link.observe(loss)
         loss.backward()
         clipped = None
-        if course.clip and self.method.clip is None:
+        if course.clip and not self.method.clips_gradients:
             clipped = torch.nn.utils.clip_grad_norm_(work.model.parameters(), course.clip) > course.clip
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -162,18 +165,23 @@ class Loop:
             "clipped_share": self._clipped_share(stats),
             "skipped_steps": stats.skipped_steps,
         }
+        if self.method.local is not None:
+            line |= {"syncs": stats.syncs, "every": stats.every, "drift": stats.drift}
         every = max(1, self.course.steps // (self.course.log_every * _LAYER_LINES))
         if evaluate or self.step // self.course.log_every % every == 0:
             line["layers"] = {layer.name: layer.density for layer in stats.layers}
         if evaluate:
-            line |= self._evaluate()
+            with self.link.averaged():
+                line |= self._evaluate()
         self._last = line
         if self.place.rank == 0:
             self.folder.add(line)
         watcher.line(line)
 
     def _clipped_share(self, stats: laconic.Stats) -> float:
-        if self.method.clip is None:
+        if self.method.local is not None and self.method.clips_gradients:
+            return stats.clipped_share
+        if not self.method.clips_gradients:
             return self.totals.clipped_steps / max(1, self.step)
         return sum(layer.clipped_share for layer in stats.layers) / max(1, len(stats.layers))
 
@@ -200,6 +208,9 @@ class Loop:
         self._talk_before = self.talk.wire_bytes
         mine = {"buffers": dict(model.named_buffers()), "link": self.link.state_dict()}
         mine |= {"work": self.work.state_dict(), "meter": self.meter.state_dict()}
+        if self.method.local is not None:
+            # Within a round every rank has its own.
+            mine |= {"parameters": dict(model.named_parameters()), "optimizer": self.optimizer.state_dict()}
         self.folder.save_rank(self.step, name, mine)
         if self.place.rank == 0:
             shared = {"parameters": dict(model.named_parameters()), "optimizer": self.optimizer.state_dict()}
@@ -213,8 +224,9 @@ class Loop:
         """Go on from a checkpoint."""
         shared = self.folder.load_rank(step, "shared")
         mine = self.folder.load_rank(step, f"rank-{self.place.rank:05d}")
-        self.work.model.load_state_dict(shared["parameters"] | mine["buffers"], strict=False)
-        self.optimizer.load_state_dict(shared["optimizer"])
+        own = shared | mine
+        self.work.model.load_state_dict(own["parameters"] | mine["buffers"], strict=False)
+        self.optimizer.load_state_dict(own["optimizer"])
         self.link.load_state_dict(mine["link"])
         self.work.load_state_dict(mine["work"])
         self.totals, self.step = Totals(**shared["totals"]), step

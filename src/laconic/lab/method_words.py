@@ -1,4 +1,7 @@
-"""Methods as words of the command line: ``topk``, or with settings ``topk:density=0.001:memory=update``."""
+"""Methods as words of the command line: ``topk``, or with settings ``topk:density=0.001:memory=update``.
+
+How local methods send is a word within the word, with + for :, as in ``celgc:every=16:send=topk+density=0.01``.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,21 @@ from laconic.methods import METHODS, by_name
 
 PAPERS = {
     "adacomp": "Chen et al., AdaComp, AAAI 2018",
+    "celgc": "Liu et al., A Communication-Efficient Distributed Gradient Clipping Algorithm, NeurIPS 2022",
     "dense": "Li et al., PyTorch Distributed, VLDB 2020",
     "dgc": "Lin et al., Deep Gradient Compression, ICLR 2018",
+    "diloco": "Douillard et al., DiLoCo, 2023; Streaming DiLoCo, 2025",
+    "episode": "Crawshaw, Bao and Liu, EPISODE, ICLR 2023",
+    "episode_pp": "Crawshaw, Bao and Liu, EPISODE++, NeurIPS 2023",
     "gaussiank": "Shi et al., Understanding Top-k Sparsification in Distributed Deep Learning, 2019",
+    "local_sgd": "Stich, Local SGD Converges Fast and Communicates Little, ICLR 2019",
+    "parallel_clip": "the baseline of Liu et al., NeurIPS 2022",
+    "post_local": "Lin et al., Don't Use Large Mini-Batches, Use Local SGD, ICLR 2020",
     "randomk": "Stich et al., Sparsified SGD with Memory, NeurIPS 2018",
     "sdagc": "Chen et al., Standard Deviation Based Adaptive Gradient Compression, CCGRID 2020 (reconstruction)",
     "sidco": "Abdelmoniem et al., SIDCo, MLSys 2021",
+    "sparseloco": "SparseLoCo, 2025, arXiv 2508.15706",
+    "spartan": "ours: CELGC, TopK-SGD with memory and an outer step at once (docs/local.md)",
     "strom": "Strom, Scalable Distributed DNN Training, Interspeech 2015",
     "topk": "Aji and Heafield, EMNLP 2017; Lin et al., ICLR 2018",
     "topk_sgd": "Alistarh et al., The Convergence of Sparsified Gradient Methods, NeurIPS 2018",
@@ -64,6 +76,8 @@ def make(word: str, *, clip: float = 0.0) -> Method:
     'update'
     >>> make("sdagc", clip=0.25).clip.norm
     0.25
+    >>> make("celgc:every=8:send=topk+density=0.1").compressor
+    TopK(density=0.1, whole_below=1024)
     """
     name, *pairs = word.split(":")
     settings: dict[str, object] = {}
@@ -73,7 +87,7 @@ def make(word: str, *, clip: float = 0.0) -> Method:
             raise ValueError(
                 f"a method is NAME or NAME:SETTING=VALUE:..., got {word!r}. Write topk:density=0.001, say."
             )
-        settings[key] = _value(value)
+        settings[key] = make(value.replace("+", ":")) if key == "send" else _value(value)
     takes_clip = name in METHODS and "clip" in inspect.signature(METHODS[name]).parameters
     if clip and takes_clip and "clip" not in settings:
         settings["clip"] = clip

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -28,21 +29,84 @@ class _Running:
 class Lockstep:
     """A world of N ranks; ``ports[rank]`` is that rank's transport.
 
-    Nothing moves until every rank has drained; the last one's ``drain`` brings all exchanges to their end.
+    Nothing moves until every rank has drained; the last one's ``drain`` brings all exchanges to their end. In
+    a ``threaded`` world each rank runs an ordinary loop in a thread of its own: ``drain`` waits for the others
+    to drain as well, and what goes wrong on one rank ends the waiting of all.
     """
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, *, threaded: bool = False) -> None:
         if world_size < 1:
             raise ValueError(f"world_size must be 1 or more, got {world_size}.")
-        self.world_size = world_size
+        self.world_size, self.threaded = world_size, threaded
         self.ports = [Port(self, rank) for rank in range(world_size)]
+        self._turn, self._turns = threading.Condition(), 0
+        self._error: BaseException | None = None
+
+    def abort(self, error: BaseException) -> None:
+        """End the world for what happened to one rank: whoever waits, or will, gets a ``LaconicError``."""
+        with self._turn:
+            # What came first is what went wrong; the rest follows from it.
+            self._error = self._error or error
+            self._turn.notify_all()
+
+    def meet(self, port: Port, what: str, act: Callable[[], None]) -> None:
+        """Wait until every rank has come for the same; the last one acts for all."""
+        with self._turn:
+            self._refuse(port, what)
+            port.waits_in, turn = what, self._turns
+            if all(p.waits_in for p in self.ports):
+                self._act(act)
+            else:
+                self._turn.wait_for(lambda: self._turns > turn or self._error is not None)
+                # A turn that was had is whole, whatever came after it.
+                if self._turns == turn:
+                    self._refuse(port, what)
+
+    def leave(self, port: Port) -> None:
+        """Let a rank go; those that wait for it, or will, are told."""
+        with self._turn:
+            port.left = True
+            waiting = [f"rank {p.rank} in {p.waits_in}" for p in self.ports if p.waits_in]
+            if waiting:
+                self.abort(LaconicError(f"rank {port.rank} has left while others wait: {', '.join(waiting)}."))
+
+    def spread(self) -> None:
+        """Give every rank the values that the first one offered."""
+        first, *others = [port.offered for port in self.ports]
+        for tensor in others:
+            tensor.copy_(first)
+
+    def _act(self, act: Callable[[], None]) -> None:
+        places = {p.waits_in for p in self.ports}
+        for port in self.ports:
+            port.waits_in = ""
+        try:
+            if len(places) > 1:
+                raise LaconicError(f"ranks wait in unlike places: {' and '.join(sorted(places))}.")
+            act()
+        except BaseException as error:
+            self.abort(error)
+            raise
+        self._turns += 1
+        self._turn.notify_all()
+
+    def _refuse(self, port: Port, what: str) -> None:
+        """Raise if there is no world to wait for."""
+        gone = [str(p.rank) for p in self.ports if p.left]
+        if self._error is None and gone:
+            self._error = LaconicError(f"rank {', '.join(gone)} has left.")
+        if self._error is not None:
+            raise LaconicError(
+                f"rank {port.rank} of {self.world_size} waited in vain in {what}: {self._error} "
+                f"Another rank has died or left its loop; look at what it raised."
+            ) from self._error
 
     def run(self) -> None:
         """Answer requests round by round, in submission order, until none is left."""
         while any(port.running for port in self.ports):
             heads = [port.running.popleft() for port in self.ports if port.running]
-            if len(heads) != self.world_size or len({type(h.request) for h in heads}) > 1:
-                waiting = "; ".join(f"{h.label} ({type(h.request).__name__})" for h in heads)
+            if len(heads) != self.world_size or len({_kind(h.request) for h in heads}) > 1:
+                waiting = "; ".join(f"{h.label} ({_kind(h.request)})" for h in heads)
                 raise LaconicError(f"only {len(heads)} of {self.world_size} ranks agree to talk: {waiting}.")
             replies = _reply([h.request for h in heads])
             for port, head, reply in zip(self.ports, heads, replies, strict=True):
@@ -59,7 +123,8 @@ class Port:
         self.wire_bytes = 0
         self.collectives = 0
         self.running: deque[_Running] = deque()
-        self.drained = False
+        self.drained, self.left, self.waits_in = False, False, ""
+        self.offered = torch.empty(0)
 
     def start(self, steps: Generator[Request, Reply, T], *, label: str) -> Future[T]:
         """Run the exchange to its first request."""
@@ -68,12 +133,32 @@ class Port:
         return running.future
 
     def drain(self) -> None:
-        """Mark this rank as waiting; when all ranks are, run."""
+        """Mark this rank as waiting; when all ranks are, run. Where each has a thread, wait until that is done."""
+        if self._world.threaded:
+            self._world.meet(self, "drain", self._world.run)
+            return
         self.drained = True
         if all(port.drained for port in self._world.ports):
             for port in self._world.ports:
                 port.drained = False
             self._world.run()
+
+    def broadcast_(self, tensor: Tensor) -> None:
+        """Replace the tensor by the first rank's; every rank calls it, in a thread of its own."""
+        if self.world_size == 1:
+            return
+        if not self._world.threaded:
+            raise LaconicError(
+                "a broadcast waits for every rank: make the world with Lockstep(..., threaded=True)."
+            )
+        self.wire_bytes += tensor.numel() * tensor.element_size() if self.rank == 0 else 0
+        self.collectives += 1
+        self.offered = tensor
+        self._world.meet(self, "broadcast_", self._world.spread)
+
+    def leave(self) -> None:
+        """Say that this rank is at its end; one that waits for it gets a ``LaconicError``."""
+        self._world.leave(self)
 
     def advance(self, running: _Running, reply: Reply | None) -> None:
         """Give an exchange its reply and queue what it asks for next."""
@@ -88,10 +173,17 @@ class Port:
         self.running.append(running)
 
 
+def _kind(request: Request) -> str:
+    """Name what all ranks must ask for alike."""
+    senders = request.senders if isinstance(request, AllGather) else None
+    return type(request).__name__ + ("" if senders is None else f" of ranks {senders}")
+
+
 def _reply(requests: list[Request]) -> list[Reply]:
     tensors = [r.send for r in requests]
-    if isinstance(requests[0], AllGather):
-        rows = torch.stack(tensors)
+    first = requests[0]
+    if isinstance(first, AllGather):
+        rows = torch.stack(tensors if first.senders is None else [tensors[rank] for rank in first.senders])
         return [rows] * len(requests)
     total = ring_sum(tensors)
     for tensor in tensors:

@@ -100,6 +100,9 @@ class ProcessGroupTransport:
             return
         self.wire_bytes += send.numel() * send.element_size()
         self.collectives += 1
+        if isinstance(request, AllGather) and request.senders not in (None, tuple(range(self.world_size))):
+            self._issue_some(running, request, send)
+            return
         running.lent = [(send, _holders(send))]
         if isinstance(request, AllGather):
             rows = torch.empty(self.world_size * send.numel(), dtype=send.dtype, device=send.device)
@@ -109,6 +112,23 @@ class ProcessGroupTransport:
         else:
             running.work = dist.all_reduce(send, group=self._group, async_op=True)
             running.reply = send
+
+    def _issue_some(self, running: _Running, request: AllGather, send: Tensor) -> None:
+        """Gather the rows of some ranks: each of them sends its own to every rank, the others send nothing."""
+        senders, ranks = request.senders or (), self.world_size
+        size = send.numel() if request.size is None else request.size // send.element_size()
+        given = size if self.rank in senders else 0
+        if send.numel() != given:
+            raise ValueError(
+                f"rank {self.rank} of {ranks} gave {send.numel()} entries to send, the senders being {senders} and "
+                f"a message having {size}. Give a sender's message whole, and an empty one on the other ranks."
+            )
+        every = send.repeat(ranks) if given else send
+        rows = torch.empty(len(senders) * size, dtype=send.dtype, device=send.device)
+        running.reply = rows.view(len(senders), size)
+        running.lent = [(every, _holders(every)), (rows, _holders(rows))]
+        heard = [size if rank in senders else 0 for rank in range(ranks)]
+        running.work = dist.all_to_all_single(rows, every, heard, [given] * ranks, group=self._group, async_op=True)
 
     def _lost(self, label: str, error: Exception) -> str:
         return (

@@ -1,9 +1,7 @@
-"""The named recipes. Each is data: ``dataclasses.replace`` makes variants of it."""
+"""Methods that exchange in every step."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, get_args
 
@@ -195,27 +193,6 @@ def strom(tau: float = 0.01, *, memory: Unit = "update", whole_below: int = 1024
 def adacomp(bin_size: int = 500, *, memory: Unit = "gradient", whole_below: int = 1024) -> Method:
     """Send each bin's leaders as sign times one magnitude, and remember the rest: AdaComp, Chen et al. 2018."""
     return _plain("adacomp", AdaComp(bin_size=bin_size, whole_below=whole_below), memory)
-
-
-METHODS: dict[str, Callable[..., Method]] = {
-    f.__name__: f for f in (adacomp, dense, dgc, gaussiank, randomk, sdagc, sidco, strom, topk, topk_sgd)
-}
-
-
-def by_name(name: str, **settings: object) -> Method:
-    """Return the named method with the given settings.
-
-    >>> by_name("topk", density=0.001).compressor
-    TopK(density=0.001, whole_below=1024)
-    """
-    if not isinstance(name, str) or name not in METHODS:
-        raise ValueError(f"no method is called {name!r}. There are: {', '.join(METHODS)}.")
-    recipe = METHODS[name]
-    allowed = inspect.signature(recipe).parameters
-    unknown = [key for key in settings if key not in allowed]
-    if unknown:
-        raise ValueError(f"{name}() has no setting {', '.join(unknown)}. It has: {', '.join(allowed) or 'none'}.")
-    return recipe(**settings)
 
 
 def _warmup(steps: int) -> Tuner:

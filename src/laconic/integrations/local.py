@@ -1,0 +1,82 @@
+"""Local steps: gradients stay where they are, and rounds of steps end with a sync."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from laconic.integrations.ddp import Hook, take_hook
+from laconic.integrations.plain import share_first_ranks_model
+from laconic.rounds import Rounds
+from laconic.transports import ProcessGroupTransport
+
+
+class LocalSurface:
+    """Keeps DDP from exchanging anything, gradients and buffers, and lets rounds see every step."""
+
+    def __init__(
+        self, model: torch.nn.Module, rounds: Rounds, transport: ProcessGroupTransport, scaler: object | None
+    ) -> None:
+        # DDP holds its hook's state from C++, where Python's collector cannot see a cycle.
+        self._model, self._rounds, self._transport = weakref.ref(model), rounds, transport
+        self._scaled = scaler is not None
+        self._hook: Hook | None = None
+        self._sent_buffers = True
+
+    def install(self) -> None:
+        """Start all ranks from the first one's model; DDP has seen to that, and is told to be silent."""
+        model = self._model()
+        assert model is not None
+        if isinstance(model, DistributedDataParallel):
+            self._hook = take_hook(model, self)
+            self._sent_buffers = getattr(model, _buffer_switch(model))
+            setattr(model, _buffer_switch(model), False)
+        else:
+            share_first_ranks_model(model, self._transport)
+        self._rounds.begin()
+
+    def remove(self) -> None:
+        """Let DDP exchange again."""
+        self._rounds.remove()
+        model = self._model()
+        if self._hook is not None:
+            self._hook.surface = None
+            if isinstance(model, DistributedDataParallel):
+                setattr(model, _buffer_switch(model), self._sent_buffers)
+
+    def reduce(self, bucket: GradBucket) -> Future[Tensor]:
+        """Hand a bucket back to DDP as it is."""
+        buffer = bucket.buffer()
+        future: Future[Tensor] = Future(devices=[buffer.device] if buffer.device.type == "cuda" else None)
+        future.set_result(buffer)
+        return future
+
+    def before_look(self) -> None:
+        """A GradScaler may look at local gradients, unless they are still averaged."""
+        self._rounds.before_look()
+
+    def before_step(self) -> bool:
+        """Clip or correct the gradients; return whether the optimizer may step."""
+        return self._rounds.before_step()
+
+    def after_step(self) -> None:
+        """Count the step where the optimizer itself says that it was taken; a scaler says so of all attempts."""
+        if not self._scaled:
+            self._rounds.after_attempt()
+
+    def after_attempt(self) -> None:
+        """A scaler has stepped or skipped."""
+        self._rounds.after_attempt()
+
+    def after_update(self) -> None:
+        """Nothing to do."""
+
+
+def _buffer_switch(ddp: DistributedDataParallel) -> str:
+    """The attribute that says whether DDP broadcasts buffers; its name changed in torch 2.13."""
+    return "forward_sync_buffers" if "forward_sync_buffers" in vars(ddp) else "broadcast_buffers"

@@ -1,0 +1,102 @@
+"""The named recipes. Each is data: ``dataclasses.replace`` makes variants of it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+from laconic.method import Method
+from laconic.methods.every_step import (
+    adacomp,
+    dense,
+    dgc,
+    gaussiank,
+    randomk,
+    sdagc,
+    sidco,
+    strom,
+    topk,
+    topk_sgd,
+)
+from laconic.methods.local_steps import (
+    celgc,
+    diloco,
+    episode,
+    episode_pp,
+    local_sgd,
+    parallel_clip,
+    post_local,
+    sparseloco,
+    spartan,
+)
+
+__all__ = [
+    "METHODS",
+    "adacomp",
+    "by_name",
+    "celgc",
+    "dense",
+    "dgc",
+    "diloco",
+    "episode",
+    "episode_pp",
+    "gaussiank",
+    "local_sgd",
+    "parallel_clip",
+    "post_local",
+    "randomk",
+    "recommended",
+    "sdagc",
+    "sidco",
+    "sparseloco",
+    "spartan",
+    "strom",
+    "topk",
+    "topk_sgd",
+]
+
+METHODS: dict[str, Callable[..., Method]] = {
+    f.__name__: f
+    for f in (
+        adacomp,
+        celgc,
+        dense,
+        dgc,
+        diloco,
+        episode,
+        episode_pp,
+        gaussiank,
+        local_sgd,
+        parallel_clip,
+        post_local,
+        randomk,
+        sdagc,
+        sidco,
+        sparseloco,
+        spartan,
+        strom,
+        topk,
+        topk_sgd,
+    )
+}
+
+
+def recommended() -> Method:
+    """Return the method that ``attach`` uses where none is named: what our measurements can defend for most."""
+    return topk(0.01, memory="gradient")
+
+
+def by_name(name: str, **settings: object) -> Method:
+    """Return the named method with the given settings.
+
+    >>> by_name("topk", density=0.001).compressor
+    TopK(density=0.001, whole_below=1024)
+    """
+    if not isinstance(name, str) or name not in METHODS:
+        raise ValueError(f"no method is called {name!r}. There are: {', '.join(METHODS)}.")
+    recipe = METHODS[name]
+    allowed = inspect.signature(recipe).parameters
+    unknown = [key for key in settings if key not in allowed]
+    if unknown:
+        raise ValueError(f"{name}() has no setting {', '.join(unknown)}. It has: {', '.join(allowed) or 'none'}.")
+    return recipe(**settings)

@@ -1,0 +1,84 @@
+"""Parameters as one flat vector, in memory's own precision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from laconic.layout import flatten, unflatten
+from laconic.segments import Segments
+from laconic.types import accumulation_dtype
+
+
+class Arena:
+    """Some parameters of a model, and where each lies in a flat vector."""
+
+    def __init__(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        self.parameters = dict(parameters)
+        self._tensors = list(parameters.values())
+        self.segments = Segments.of(list(parameters), [p.numel() for p in self._tensors])
+        self._dtype = accumulation_dtype([p.dtype for p in self._tensors])
+        self._device = self._tensors[0].device
+
+    def zeros(self, more: int = 0) -> Tensor:
+        """Return a flat vector of zeros, with room for more numbers behind it."""
+        return torch.zeros(self.segments.numel + more, dtype=self._dtype, device=self._device)
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """Return a flat vector's parts in the parameters' shapes."""
+        pairs = zip(self.segments.views(flat), self._tensors, strict=True)
+        return [unflatten(piece, p) for piece, p in pairs]
+
+    @torch.no_grad()
+    def values(self) -> Tensor:
+        """Return the parameters' values, copied."""
+        return torch.cat([self.zeros()[:0], *(flatten(p.detach(), p).to(self._dtype) for p in self._tensors)])
+
+    @torch.no_grad()
+    def gradients_(self, out: Tensor) -> None:
+        """Fill out with the gradients; zero where a parameter has none."""
+        for view, p in zip(self.segments.views(out), self._tensors, strict=True):
+            if p.grad is None:
+                view.zero_()
+            else:
+                view.copy_(flatten(p.grad, p))
+
+    @torch.no_grad()
+    def set_gradients(self, flat: Tensor) -> None:
+        """Give every parameter its part as gradient; one that has none and gets nothing stays without."""
+        for view, p in zip(self.views(flat), self._tensors, strict=True):
+            if p.grad is not None:
+                p.grad.copy_(view)
+            elif bool(view.any()):
+                p.grad = view.to(p.dtype, copy=True)
+
+    @torch.no_grad()
+    def set_values(self, flat: Tensor) -> None:
+        """Give every parameter its part as value."""
+        for view, p in zip(self.views(flat), self._tensors, strict=True):
+            p.copy_(view)
+
+    @torch.no_grad()
+    def rounded(self, flat: Tensor) -> Tensor:
+        """Return the vector as parameters of narrower types can hold it."""
+        if all(p.dtype == self._dtype for p in self._tensors):
+            return flat
+        pieces = zip(self.segments.views(flat), self._tensors, strict=True)
+        return torch.cat([piece.to(p.dtype).to(self._dtype) for piece, p in pieces])
+
+    def by_name(self, flat: Tensor) -> dict[str, Tensor]:
+        """Return copies of a vector's parts by parameter name."""
+        return {s.name: v.clone() for s, v in zip(self.segments, self.segments.views(flat), strict=True)}
+
+    def check(self, what: str, saved: Mapping[str, Tensor]) -> None:
+        """Raise ``ValueError`` if saved parts are not those of these parameters."""
+        sizes = {name: t.numel() for name, t in saved.items()}
+        if sizes != {s.name: s.size for s in self.segments}:
+            raise ValueError(f"the saved {what} is not that of this model's parameters. Load its own state.")
+
+    def load_(self, flat: Tensor, saved: Mapping[str, Tensor]) -> None:
+        """Fill the vector with saved parts."""
+        for segment, view in zip(self.segments, self.segments.views(flat), strict=True):
+            view.copy_(saved[segment.name].flatten())

@@ -1,0 +1,102 @@
+"""A part of the model that is synchronised at once: its anchor, its drift, its outer velocity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from laconic.local import OuterStep
+from laconic.rounds.arena import Arena
+
+
+class Fragment:
+    """The model that all ranks agree on, as far as these parameters go, and what this rank has walked since.
+
+    The vectors are plain data; nothing here talks.
+    """
+
+    def __init__(self, arena: Arena, outer: OuterStep) -> None:
+        self.arena, self._outer = arena, outer
+        self.anchor = arena.values()
+        self.velocity = arena.zeros() if outer.momentum else None
+        self.drift = arena.zeros()
+        # While its exchange is under way the drift becomes the mean of all.
+        self.flying = False
+        self.walked = 0.0
+
+    def take_anchor(self) -> None:
+        """Agree on what the parameters are now."""
+        self.anchor.copy_(self.arena.values())
+
+    def measure(self, held_back: Tensor | None) -> None:
+        """Set the drift: what this rank walked since it began from the anchor minus what was held back."""
+        begin = self.anchor if held_back is None else self.anchor - held_back
+        torch.sub(self.arena.rounded(begin), self.arena.values(), out=self.drift)
+        self.walked = float(torch.linalg.vector_norm(self.drift))
+
+    def step(self, mean: Tensor) -> None:
+        """Let the anchor take the outer step along the mean drift."""
+        outer = self._outer
+        if self.velocity is None:
+            self.anchor.sub_(mean, alpha=outer.rate)
+            return
+        self.velocity.mul_(outer.momentum).add_(mean)
+        if outer.nesterov:
+            self.anchor.sub_(mean, alpha=outer.rate)
+            self.anchor.sub_(self.velocity, alpha=outer.rate * outer.momentum)
+        else:
+            self.anchor.sub_(self.velocity, alpha=outer.rate)
+
+    def restart(self, held_back: Tensor | None, *, mix: float) -> None:
+        """Move the parameters to the anchor minus what is held back, or a part of the way."""
+        begin = self.anchor if held_back is None else self.anchor - held_back
+        self.arena.set_values(torch.lerp(begin, self.arena.values(), mix) if mix else begin)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return copies by parameter name."""
+        state = {"anchor": self.arena.by_name(self.anchor)}
+        if self.velocity is not None:
+            state["velocity"] = self.arena.by_name(self.velocity)
+        if self.flying:
+            state["drift"] = self.arena.by_name(self.drift)
+        return state
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Raise ``ValueError`` if a saved state does not fit."""
+        if "anchor" not in state or ("velocity" in state) != (self.velocity is not None):
+            raise ValueError("the saved rounds have another outer step. Attach the method that saved them.")
+        for what, saved in state.items():
+            self.arena.check(what, saved)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state; a drift in it is one whose exchange was over and not yet applied."""
+        self.arena.load_(self.anchor, state["anchor"])
+        if self.velocity is not None:
+            self.arena.load_(self.velocity, state["velocity"])
+        self.flying = "drift" in state
+        if self.flying:
+            self.arena.load_(self.drift, state["drift"])
+
+
+def in_turn(parameters: Mapping[str, torch.nn.Parameter], number: int) -> list[dict[str, torch.nn.Parameter]]:
+    """Deal the parameters' layers out to fragments in turn, so that each has early and late layers.
+
+    >>> p = {f"{i}.{kind}": None for i in range(4) for kind in ("weight", "bias")}
+    >>> [sorted(part) for part in in_turn(p, 2)]
+    [['0.bias', '0.weight', '2.bias', '2.weight'], ['1.bias', '1.weight', '3.bias', '3.weight']]
+    """
+    layers: dict[str, list[str]] = {}
+    for name in parameters:
+        layers.setdefault(name.rpartition(".")[0] or name, []).append(name)
+    if len(layers) < number:
+        # Fewer layers than fragments: deal the parameters themselves.
+        layers = {name: [name] for name in parameters}
+    parts: list[dict[str, torch.nn.Parameter]] = [{} for _ in range(number)]
+    for i, names in enumerate(layers.values()):
+        parts[i % number].update({name: parameters[name] for name in names})
+    if not all(parts):
+        raise ValueError(f"{len(parameters)} parameters cannot be dealt out to {number} fragments. Use fewer.")
+    return parts

@@ -1,0 +1,49 @@
+"""What ranks tell each other beside drifts: a table of numbers before a sync, sums of vectors. All of it is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import torch
+from torch import Tensor
+
+from laconic.types import AllGather, AllReduce, Reply, Request, Transport
+
+
+class Meeting:
+    """Exchanges that every rank takes part in at the same point, and waits for."""
+
+    def __init__(self, transport: Transport, device: torch.device) -> None:
+        self._transport, self._device = transport, device
+        self.wire_bytes = self.collectives = 0
+
+    def table(self, numbers: list[float]) -> list[list[float]]:
+        """Return every rank's numbers, a row a rank."""
+        mine = torch.tensor(numbers, dtype=torch.float64).to(self._device)
+        rows = self._hold(AllGather(send=mine.view(torch.uint8)), "what ranks tell each other before a sync")
+        table: list[list[float]] = rows.cpu().contiguous().view(torch.float64).tolist()
+        return table
+
+    def sum_(self, x: Tensor, what: str) -> Tensor:
+        """Replace x by the sum over ranks."""
+        return self._hold(AllReduce(send=x), what)
+
+    def gather(self, x: Tensor, senders: tuple[int, ...], what: str) -> Tensor:
+        """Return the senders' vectors, a row a sender; the others send nothing."""
+        raw = x.contiguous().view(torch.uint8)
+        send = raw if self._transport.rank in senders else raw[:0]
+        rows = self._hold(AllGather(send=send, senders=senders, size=raw.numel()), what)
+        return rows.contiguous().view(x.dtype)
+
+    def _hold(self, request: Request, what: str) -> Tensor:
+        before = (self._transport.wire_bytes, self._transport.collectives)
+        future = self._transport.start(_ask(request), label=what)
+        self._transport.drain()
+        self.wire_bytes += self._transport.wire_bytes - before[0]
+        self.collectives += self._transport.collectives - before[1]
+        return future.value()
+
+
+def _ask(request: Request) -> Generator[Request, Reply, Tensor]:
+    reply = yield request
+    return reply

@@ -1,0 +1,318 @@
+"""Rounds of local steps on one rank: the counting, the syncs, and the end of ranks that have fewer batches.
+
+Ranks count attempts, not steps: a step that a loss scaler skips counts, and so no rank comes to a sync earlier than
+another. Every sync begins with a table of numbers that all ranks see, so that a rank which has come to the end of its
+batches can go on taking part until all have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from math import isfinite, isnan
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from laconic.errors import LaconicError
+from laconic.local.steps import participants_of
+from laconic.method import Method
+from laconic.reducer import Reducer
+from laconic.rounds import optimizer_state
+from laconic.rounds.arena import Arena
+from laconic.rounds.averaging import Averaging
+from laconic.rounds.buffers import BufferCare
+from laconic.rounds.gradients import Gradients
+from laconic.rounds.meeting import Meeting
+from laconic.rounds.progress import Progress
+from laconic.rounds.sync import Agreed, Standing, Sync
+from laconic.stats import Stats
+from laconic.types import Transport
+
+
+class Rounds:
+    """What a local method does between ``backward`` and the next batch.
+
+    ``before_step`` when the optimizer is about to step, ``after_attempt`` when the attempt is over, ``finish`` when
+    this rank has no more batches. Every rank must come to them in the same order.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        module: nn.Module,
+        parameters: Mapping[str, nn.Parameter],
+        optimizer: torch.optim.Optimizer,
+        reducer: Reducer,
+        transport: Transport,
+    ) -> None:
+        assert method.local is not None
+        self.method, self.local = method, method.local
+        self._reducer, self._optimizer = reducer, optimizer
+        self._ranks, self._rank = transport.world_size, transport.rank
+        self._arena = Arena(parameters)
+        self._meeting = Meeting(transport, next(iter(parameters.values())).device)
+        self._gradients = Gradients(self.local, self._arena, self._meeting, world_size=self._ranks)
+        self._averaging = Averaging(self._arena, self._meeting, clip=self.local.clip)
+        self._sync = Sync(self.local, parameters, reducer, self._meeting, self._ranks)
+        self._care = None
+        if self.local.buffers != "keep":
+            recompute = self.local.buffers == "recompute"
+            self._care = BufferCare(module, self._meeting, ranks=self._ranks, recompute=recompute)
+        self._period = self.local.period.init()
+        self._names = {id(p): name for name, p in parameters.items()}
+        self._bytes = sum(p.numel() * p.element_size() for p in parameters.values())
+        self._now = Progress()
+        self._began = self._takes_step = self._measured = self._ends = False
+        self._before: Tensor | None = None
+        self._agreed: Agreed | None = None
+
+    def begin(self) -> None:
+        """Take the parameters as they now are, equal on all ranks, for the anchor."""
+        self._sync.take_anchors()
+
+    def remove(self) -> None:
+        """Leave the module as it was found."""
+        if self._care is not None:
+            self._care.remove()
+
+    @property
+    def every(self) -> int:
+        """The steps of this round."""
+        return int(self._period["every"])
+
+    @property
+    def averages(self) -> bool:
+        """Whether gradients are still averaged in every step."""
+        return self.local.start is None or self._now.step < self.local.start
+
+    @property
+    def senders(self) -> tuple[int, ...] | None:
+        """The ranks that take part in this round; None: all."""
+        return participants_of(self.local, self._now.number, self._ranks)
+
+    def observe(self, loss: float) -> None:
+        """Take in this rank's loss of the step under way."""
+        if isfinite(loss):
+            self._now.loss_sum, self._now.loss_count = self._now.loss_sum + loss, self._now.loss_count + 1
+
+    def before_look(self) -> None:
+        """A loss scaler is about to look at the gradients: where they are averaged, it looks at the mean."""
+        if self.averages and not self._averaging.done:
+            self._averaging.exchange()
+
+    def before_step(self) -> bool:
+        """Make the gradients what the optimizer is to step along; return whether it may step."""
+        self._began = True
+        self._takes_step = self._prepare(missed=False)
+        if self._takes_step and self.local.norm_of == "update" and not self.averages:
+            self._before = self._arena.values()
+        return self._takes_step
+
+    def after_attempt(self) -> None:
+        """Count the step, whether it was taken or not; sync if one is due."""
+        now, averages = self._now, self.averages
+        if not self._began:
+            # A loss scaler saw an infinity on this rank and skipped: the others may be waiting for its gradient.
+            self._takes_step = False
+            self._prepare(missed=True)
+        self._began = self._averaging.done = False
+        now.step += 1
+        now.taken += self._takes_step
+        if self._before is not None:
+            self._gradients.clip_update_(self._before, self._rates())
+            self._before = None
+        if averages:
+            now.averaged += 1
+            now.clipped += self._takes_step and self._averaging.clipped
+            if not self.averages:
+                self._sync.take_anchors()
+        elif not self._measured:
+            now.in_round, now.worked = now.in_round + 1, True
+            if self._takes_step:
+                now.clipped += self._gradients.clipped
+                now.reach += self._length()
+            self._tick()
+
+    def finish(self) -> None:
+        """Complete the round together: return when every rank has come here, with all models equal.
+
+        Ranks that come first take part in the others' syncs, standing still, until these come too.
+        """
+        self._ends, now = True, self._now
+        while self.averages and self._averaging.exchange(attends=False):
+            now.step += 1
+            if not self.averages:
+                self._sync.take_anchors()
+        if not self.averages:
+            self._finish_rounds()
+        self._ends = False
+
+    def _finish_rounds(self) -> None:
+        now, all_end = self._now, False
+        while not all_end:
+            if now.in_round == 0:
+                self._gradients.pass_by()
+            if not self._sync.flying:
+                all_end = self._start(now.in_round // self._stride)
+            now.in_round = (now.in_round // self._stride + 1) * self._stride
+            self._land(last=all_end)
+            if all_end or now.in_round >= self._stride * len(self._sync.fragments):
+                self._end_round()
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Have the model that all ranks agree on, or the mean of theirs within a round; afterwards as it was.
+
+        Every rank must enter. The bytes are counted apart.
+        """
+        mine, before = self._arena.values(), self._meeting.wire_bytes
+        self._sync.arrive()
+        at_anchor = self._now.in_round == 0 and not self.averages
+        if not self.averages:
+            if at_anchor:
+                for fragment in self._sync.fragments:
+                    fragment.arena.set_values(fragment.anchor)
+            else:
+                mean = self._meeting.sum_(mine / self._ranks, "the mean of models")
+                self._arena.set_values(mean)
+        self._now.look_bytes += self._meeting.wire_bytes - before
+        try:
+            yield
+        finally:
+            self._arena.set_values(mine)
+
+    def stats(self, reduced: Stats) -> Stats:
+        """Return the reducer's numbers with those of the rounds in their places."""
+        now = self._now
+        return replace(
+            reduced,
+            steps=now.step,
+            syncs=now.averaged + reduced.steps,
+            skipped_steps=now.skipped + reduced.skipped_steps,
+            wire_bytes=reduced.wire_bytes + self._meeting.wire_bytes - now.look_bytes,
+            collectives=reduced.collectives + self._meeting.collectives,
+            dense_bytes=now.step * self._bytes,
+            clipped_share=now.clipped / max(1, now.taken),
+            drift=now.drift,
+            drift_bound=now.drift_bound,
+            every=self.every,
+            look_bytes=now.look_bytes,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where this rank stands, in the middle of a round too. Its model belongs to it: save that as well."""
+        sync = self._sync.state_dict()
+        return {
+            "progress": asdict(self._now),
+            "period": dict(self._period),
+            "gradients": self._gradients.state_dict(),
+            "sync": sync,
+            "meeting": {"wire_bytes": self._meeting.wire_bytes, "collectives": self._meeting.collectives},
+        }
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Raise ``ValueError`` if a saved state is not one of such rounds."""
+        missing = sorted({"progress", "period", "gradients", "sync", "meeting"} - set(state))
+        if missing or set(state["progress"]) != set(asdict(Progress())):
+            raise ValueError(f"the saved rounds lack {missing}, or are of another laconic. Load what it saved.")
+        self._gradients.check(state["gradients"])
+        self._sync.check(state["sync"])
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state, checked before; the model's own parameters are loaded by the caller."""
+        self._now, self._period = Progress(**state["progress"]), dict(state["period"])
+        self._gradients.load_state_dict(state["gradients"])
+        self._sync.load_state_dict(state["sync"])
+        self._meeting.wire_bytes = state["meeting"]["wire_bytes"]
+        self._meeting.collectives = state["meeting"]["collectives"]
+
+    @property
+    def _stride(self) -> int:
+        """The steps from one fragment's sync to the next one's."""
+        return max(1, self.every // len(self._sync.fragments))
+
+    def _prepare(self, *, missed: bool) -> bool:
+        self._measured, now = False, self._now
+        if self.averages:
+            self.before_look()
+            finite = self._averaging.finish_() and not missed
+            now.skipped += not finite
+            return finite
+        senders = self.senders
+        if senders is not None and self._rank not in senders and not self._gradients.begins:
+            return False
+        verdict = self._gradients.prepare_(first=now.in_round == 0, every=self.every, missed=missed)
+        self._measured = verdict == "measured"
+        now.skipped += verdict == "skip" or (missed and self._measured)
+        return verdict == "step"
+
+    def _tick(self) -> None:
+        """Start and end the exchanges that are due after this step."""
+        turn, within = divmod(self._now.in_round + self.local.delay, self._stride)
+        if within == 0 and turn <= len(self._sync.fragments):
+            self._start(turn - 1)
+        if self._sync.flying and self._now.in_round % self._stride == 0:
+            self._land()
+        if self._now.in_round >= self.every:
+            self._end_round()
+
+    def _start(self, index: int) -> bool:
+        """Start an exchange; return whether every rank is at its end."""
+        now, rates = self._now, self._rates().values()
+        if now.loss_count:
+            self._reducer.loss = now.loss_sum / now.loss_count
+        elif self.method.needs_loss and now.worked:
+            raise LaconicError(
+                f"the law of {self.method.name} follows the loss, and none was told. "
+                f"Call link.observe(loss) before loss.backward()."
+            )
+        standing = Standing(
+            number=now.number,
+            step=now.step,
+            in_round=now.in_round,
+            ends=self._ends,
+            worked=now.worked,
+            loss_sum=now.loss_sum,
+            loss_count=now.loss_count,
+            rate=sum(rates) / max(1, len(rates)),
+        )
+        self._agreed = self._sync.start(index, standing, self.senders)
+        now.loss_sum, now.loss_count, now.worked = 0.0, 0, False
+        return self._agreed.all_end
+
+    def _land(self, *, last: bool = False) -> None:
+        lost = self._sync.poisoned_here
+        self._now.drift = self._sync.land(last=last)
+        if isnan(self._now.drift) and lost:
+            # What brought this rank there is still in its momentum.
+            optimizer_state.reset(self._optimizer, self._arena)
+
+    def _end_round(self) -> None:
+        now = self._now
+        self._gradients.end_round(self.senders, rank=self._rank)
+        if self._care is not None:
+            self._care.see_to()
+        if self.local.optimizer_state == "average":
+            optimizer_state.average_(self._optimizer, self._arena, self._meeting)
+        elif self.local.optimizer_state == "reset":
+            optimizer_state.reset(self._optimizer, self._arena)
+        if self._agreed is not None:
+            self._period = self.local.period.update(self._period, self._agreed.seen)
+        now.drift_bound, now.reach = 2 * now.reach, 0.0
+        now.number, now.in_round = now.number + 1, 0
+
+    def _length(self) -> float:
+        """How far this step can have gone: its clipping threshold times the learning rate."""
+        rate = max(self._rates().values(), default=1.0)
+        return self._gradients.length * rate if rate else 0.0
+
+    def _rates(self) -> dict[str, float]:
+        return {
+            self._names[id(p)]: float(group.get("lr", 1.0))
+            for group in self._optimizer.param_groups
+            for p in group["params"]
+            if id(p) in self._names
+        }

@@ -1,0 +1,162 @@
+"""A sync: ranks agree on where they stand, exchange their drifts through the reducer, and go on from a new anchor."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite, nan, sqrt
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from laconic.errors import GroupError
+from laconic.local import LocalSteps
+from laconic.local.periods import RoundSeen
+from laconic.reducer import Reducer
+from laconic.rounds.arena import Arena
+from laconic.rounds.fragment import Fragment, in_turn
+from laconic.rounds.meeting import Meeting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """What a rank tells the others before a sync: one row of the table."""
+
+    number: float
+    step: float
+    in_round: float
+    ends: float
+    worked: float
+    loss_sum: float
+    loss_count: float
+    rate: float
+
+    def row(self, walked: float) -> list[float]:
+        """Return the numbers in the order of the table."""
+        return [self.number, self.step, self.in_round, self.ends, self.worked, self.loss_sum, self.loss_count,
+                self.rate, walked]  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreed:
+    """What the table says to all: how the round went, whether all ranks are at their end, how many worked."""
+
+    seen: RoundSeen
+    all_end: bool
+    worked: int
+
+
+class Sync:
+    """The fragments of a model, and the exchange that is under way for some of them."""
+
+    def __init__(
+        self,
+        local: LocalSteps,
+        parameters: Mapping[str, nn.Parameter],
+        reducer: Reducer,
+        meeting: Meeting,
+        ranks: int,
+    ) -> None:
+        self._local, self._reducer, self._meeting, self._ranks = local, reducer, meeting, ranks
+        self.fragments = [Fragment(Arena(part), local.outer) for part in in_turn(parameters, local.fragments)]
+        self.flying: list[Fragment] = []
+        self._poisoned = False
+
+    def take_anchors(self) -> None:
+        """Agree on what the parameters are now."""
+        for fragment in self.fragments:
+            fragment.take_anchor()
+
+    def start(self, index: int, standing: Standing, senders: tuple[int, ...] | None) -> Agreed:
+        """Start the exchange of a fragment's drift; where all ranks are at their end, of all fragments'."""
+        self.fragments[index].measure(self._held_back(self.fragments[index]))
+        agreed = self._agree(standing, self.fragments[index])
+        if agreed.all_end and not agreed.worked and len(self.fragments) == 1:
+            # Nobody has taken a step since the last sync.
+            return agreed
+        self.flying = list(self.fragments) if agreed.all_end else [self.fragments[index]]
+        self._reducer.begin_step(senders=senders)
+        for fragment in self.flying:
+            if agreed.all_end:
+                fragment.measure(self._held_back(fragment))
+            # A rank that has gone stands still: the mean is that of those who worked.
+            if senders is None and 0 < agreed.worked < self._ranks:
+                fragment.drift.mul_(self._ranks / agreed.worked)
+            self._reducer.begin(fragment.drift, fragment.arena.segments)
+            fragment.flying = True
+        return agreed
+
+    def arrive(self) -> None:
+        """Wait until the mean has come; it is applied when its time comes."""
+        if self._reducer.open:
+            self._reducer.end_step()
+            self._poisoned = self._reducer.take_outcome().skipped
+
+    def land(self, *, last: bool = False) -> float:
+        """Wait for the mean, and let anchors and parameters take their steps; ``last``: exactly to the anchor.
+
+        Return how far this rank was from the mean of all. A drift that was not finite on any rank is dropped by all.
+        """
+        self.arrive()
+        apart = 0.0
+        for fragment in self.flying:
+            if not self._poisoned:
+                here = fragment.arena.values()
+                apart += float(torch.linalg.vector_norm(here - fragment.anchor + fragment.drift)) ** 2
+                fragment.step(fragment.drift)
+            fragment.restart(self._held_back(fragment), mix=0.0 if self._poisoned else self._local.mix)
+            fragment.flying = False
+        for fragment in self.fragments if last else ():
+            fragment.restart(None, mix=0.0)
+        poisoned, self._poisoned, self.flying = self._poisoned, False, []
+        return nan if poisoned else sqrt(apart)
+
+    @property
+    def poisoned_here(self) -> bool:
+        """Whether this rank walked to where numbers end."""
+        return not all(isfinite(fragment.walked) for fragment in self.fragments)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return copies; what is under way is waited for, not applied."""
+        self.arrive()
+        parts = [fragment.state_dict() for fragment in self.fragments]
+        return {"fragments": parts, "poisoned": self._poisoned}
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Raise ``ValueError`` if a saved state does not fit."""
+        if "poisoned" not in state or len(state.get("fragments", ())) != len(self.fragments):
+            raise ValueError("the saved rounds have other fragments. Attach the method that saved them.")
+        for fragment, saved in zip(self.fragments, state["fragments"], strict=True):
+            fragment.check(saved)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+        for fragment, saved in zip(self.fragments, state["fragments"], strict=True):
+            fragment.load_state_dict(saved)
+        self.flying, self._poisoned = [f for f in self.fragments if f.flying], state["poisoned"]
+
+    def _agree(self, standing: Standing, fragment: Fragment) -> Agreed:
+        shape = zlib.crc32(self._reducer.agreement().encode())
+        table = self._meeting.table([*standing.row(fragment.walked**2), shape])
+        numbers, steps, in_round, ends, worked, losses, counts, rates, walked, shapes = zip(*table, strict=True)
+        if len(set(numbers)) > 1 or len(set(shapes)) > 1:
+            raise GroupError(
+                f"ranks are in unlike rounds: {[int(n) for n in numbers]}, rank by rank, or have loaded unlike states. "
+                f"Load the checkpoint of the same step on every rank, and call link.finish() on all of them or on none."
+            )
+        norm = float(torch.linalg.vector_norm(fragment.anchor)) or 1.0
+        seen = RoundSeen(
+            step=int(max(steps)),
+            every=max(1, int(max(in_round))),
+            loss=sum(losses) / sum(counts) if sum(counts) else nan,
+            rate=sum(rates) / len(rates),
+            drift=sqrt(sum(walked) / len(walked)) / norm,
+        )
+        return Agreed(seen=seen, all_end=all(ends), worked=int(sum(worked)))
+
+    def _held_back(self, fragment: Fragment) -> Tensor | None:
+        if not self._local.restart:
+            return None
+        return self._reducer.owed(fragment.arena.segments).mul_(self._local.restart)
