@@ -35,7 +35,8 @@ class Method:
     by this factor each exchange (SparseLoCo's beta).
 
     With ``local`` ranks take rounds of local steps, and all of the above is about what they exchange then: not
-    gradients but drifts, how far each has walked. ``clip`` then clips the drift; gradients are clipped by ``local``.
+    gradients but drifts, how far each has walked. ``clip`` then clips the drift; gradients are clipped by
+    ``local``.
     """
 
     name: str

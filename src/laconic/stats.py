@@ -69,10 +69,11 @@ class Stats:
     what selects (Numba, Triton or plain torch), ``compile_seconds`` were spent by ``attach`` to compile it or to
     find it on disk. ``layers`` has one entry a parameter.
 
-    ``syncs`` counts exchanges: one a step, or with local steps one a round of ``every`` steps. For those, ``drift`` is
-    how far this rank's model was from the mean of all at the last sync and ``drift_bound`` how far it can have been
-    (2 * gamma * I; infinite without clipping), ``clipped_share`` the share of steps that were clipped, ``look_bytes``
-    were sent for ``link.averaged()`` and are not in ``wire_bytes``; a step with an infinity is skipped by its rank alone.
+    ``syncs`` counts exchanges: one a step, or with local steps one a round of ``every`` steps. For those,
+    ``drift`` is how far this rank's model was from the mean of all at the last sync and ``drift_bound`` how far it
+    can have been (2 * gamma * I; infinite without clipping), ``clipped_share`` the share of steps that were
+    clipped, ``look_bytes`` were sent for ``link.averaged()`` and are not in ``wire_bytes``; a step with an
+    infinity is skipped by its rank alone.
     """
 
     steps: int

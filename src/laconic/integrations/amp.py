@@ -23,8 +23,10 @@ _NEAR = 12
 
 @dataclass(frozen=True)
 class Watch:
-    """Whom to tell: ``ready`` before an optimizer's gradients are looked at, ``attempted`` when the scaler has
-    stepped or skipped, ``updated`` when it has a new scale.
+    """Whom to tell of an optimizer.
+
+    ``ready`` before its gradients are looked at, ``attempted`` when the scaler has stepped or skipped, ``updated``
+    when the scaler has a new scale.
     """
 
     ready: Callable[[], None]

@@ -107,8 +107,8 @@ def check_local(
     scaled = scaler is not None and scaler.is_enabled()
     if scaled and any(group.get("fused") for group in optimizer.param_groups):
         raise ValueError(
-            "a fused optimizer undoes the loss scale inside its step, where local gradients can no longer be clipped. "
-            "Use fused=False."
+            "a fused optimizer undoes the loss scale inside its step, where local gradients can no longer be "
+            "clipped. Use fused=False."
         )
 
 

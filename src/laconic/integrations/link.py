@@ -124,7 +124,9 @@ class Link:
             self._rounds.load_state_dict(rounds)
 
     def finish(self) -> None:
-        """Complete the round of local steps together, when this rank has no more batches: all models are equal then.
+        """Complete the round of local steps together, when this rank has no more batches.
+
+        All models are equal then.
 
         Ranks may come here after unlike numbers of batches: those that come first take part in the others' syncs.
         Training may go on afterwards. Methods that exchange in every step have nothing to complete.

@@ -149,7 +149,8 @@ class Loop:
     def _write_line(self, meter: Meter, watcher: Watcher, *, evaluate: bool) -> None:
         stats, totals = self.link.stats, self.totals
         loss, steps = self.talk.sums([float(meter.loss), float(meter.steps)])
-        totals.density_sum, totals.density_lines = totals.density_sum + stats.density, totals.density_lines + 1
+        if stats.syncs:
+            totals.density_sum, totals.density_lines = totals.density_sum + stats.density, totals.density_lines + 1
         line: dict[str, Any] = {
             "step": self.step,
             "epoch": round(self.step / self.work.steps_per_epoch, 4),

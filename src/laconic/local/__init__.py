@@ -1,4 +1,4 @@
-"""WHEN ranks talk: after every step, or after rounds of local steps. Frozen data; ``laconic.rounds`` carries it out."""
+"""WHEN ranks talk: after rounds of local steps. Frozen data; ``laconic.rounds`` carries it out."""
 
 from laconic.local.outer import OuterStep
 from laconic.local.periods import AdaComm, DriftBudget, Every, Growing

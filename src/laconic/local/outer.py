@@ -9,10 +9,10 @@ from laconic.arguments import check_number
 
 @dataclass(frozen=True, kw_only=True)
 class OuterStep:
-    """The mean drift d as the gradient of an outer SGD: velocity = momentum * velocity + d, and the anchor goes by
-    rate * (d + momentum * velocity), or rate * velocity without ``nesterov``.
+    """The mean drift d as the gradient of an outer SGD.
 
-    Rate 1 without momentum is plain averaging of models.
+    velocity = momentum * velocity + d, and the anchor goes by rate * (d + momentum * velocity), or by
+    rate * velocity without ``nesterov``. Rate 1 without momentum is plain averaging of models.
     """
 
     rate: float = 1.0

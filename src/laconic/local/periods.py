@@ -122,7 +122,8 @@ class AdaComm:
     """Rounds that shorten as the loss falls: AdaComm, Wang and Joshi 2019 (as recalled).
 
     After each block of ``block`` steps the period is ceil(sqrt(rate_0 / rate * loss / loss_0) * first), with the
-    first block's loss and rate; where that is no less than before and the rate has not changed, half of what it was.
+    first block's loss and rate; where that is no less than before and the rate has not changed, half of what it
+    was.
     """
 
     name: ClassVar[str] = "adacomm"

@@ -26,9 +26,10 @@ class LocalSteps:
     ``period`` says how many steps a round has. ``clip`` clips each step by its norm (scope "model"): of the
     ``gradient``, before the optimizer's step, or of the whole ``update`` (momentum, decay and all), after it.
     ``norm_by`` says whose norm: this rank's, that of the mean gradient at the round's first step
-    (``global_average``), or the larger of both (``max``). With ``correction`` a step follows the gradient minus this
-    rank's share plus the mean of all (EPISODE): ``resampled`` by a batch at the start of each round, which only
-    measures, or ``stored`` from the last round a rank took part in (EPISODE++); the whole round then clips or does not.
+    (``global_average``), or the larger of both (``max``). With ``correction`` a step follows the gradient minus
+    this rank's share plus the mean of all (EPISODE): ``resampled`` by a batch at the start of each round, which
+    only measures, or ``stored`` from the last round a rank took part in (EPISODE++); the whole round then clips or
+    does not.
 
     Of all ranks ``participants`` take part in a round, a sample drawn from ``seed``; None: all. Before step
     ``start`` gradients are averaged in every step (post-local SGD); None: always. ``outer`` is the step that the
@@ -92,8 +93,8 @@ class LocalSteps:
             raise ValueError("the norm of the whole update is each rank's own: leave norm_by='local'.")
         if self.correction != "none" and not (plain and self.start == 0):
             raise ValueError(
-                "EPISODE clips by the norm of the mean gradient, from the first step on: leave norm_of, norm_by and "
-                "start as they are."
+                "EPISODE clips by the norm of the mean gradient, from the first step on: leave norm_of, norm_by "
+                "and start as they are."
             )
         if self.participants is not None and self.correction == "resampled":
             raise ValueError("EPISODE hears every rank in every round. For a sample of them use episode_pp().")

@@ -1,4 +1,4 @@
-"""Methods that exchange after rounds of local steps: CELGC and its kin, EPISODE, DiLoCo, SparseLoCo, and all of it at once."""
+"""Methods that exchange after rounds of local steps: CELGC, EPISODE, DiLoCo, SparseLoCo and their kin."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def celgc(
     the anchor minus that share of what they owe.
 
     ``period`` says how many steps the next round has: ``fixed``; ``growing`` from 1 to ``every`` in ``over_steps``
-    steps; ``adacomm``, from ``every`` downwards as the loss falls; ``drift``, as many as keep ranks within ``budget`` of the
-    model's norm, at most 4 * ``every``.
+    steps; ``adacomm``, from ``every`` downwards as the loss falls; ``drift``, as many as keep ranks within
+    ``budget`` of the model's norm, at most 4 * ``every``.
     """
     return _local(
         "celgc",
@@ -173,9 +173,9 @@ def sparseloco(
 ) -> Method:
     """Send the k largest of each chunk of the drift, coarsely rounded, and let the rest fade: SparseLoCo.
 
-    2025, arXiv 2508.15706. What is owed fades by ``decay`` a round and takes the place of outer momentum. ``over`` says
-    whether an entry's mean is over all ranks (the paper's formula) or over those that sent it (its code). Values have
-    2**bits levels (None: as they are), and still travel as float32.
+    2025, arXiv 2508.15706. What is owed fades by ``decay`` a round and takes the place of outer momentum. ``over``
+    says whether an entry's mean is over all ranks (the paper's formula) or over those that sent it (its code).
+    Values have 2**bits levels (None: as they are), and still travel as float32.
     """
     chosen = ChunkTopK(k=k, chunk=chunk)
     send = Method(

@@ -1,4 +1,4 @@
-"""Gradients averaged over ranks in a step: before local steps begin (post-local SGD), or always (naive parallel clipping)."""
+"""Gradients averaged in a step: before local steps begin (post-local SGD), or always (parallel clipping)."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class RuleState:
 
 
 class Gradients:
-    """One rank's rule: called with the gradients of every step that it takes part in, before the optimizer's step."""
+    """One rank's rule: called before each optimizer's step that this rank takes part in."""
 
     def __init__(self, local: LocalSteps, arena: Arena, meeting: Meeting, *, world_size: int) -> None:
         self._local, self._arena, self._meeting, self._world = local, arena, meeting, world_size
@@ -108,7 +108,7 @@ class Gradients:
         self._decide()
 
     def clip_update_(self, before: Tensor, rates: Mapping[str, float]) -> None:
-        """Leave the parameters no further from where they were than the threshold times the rate: the whole update."""
+        """Leave the parameters no further from where they were than the threshold times the rate."""
         self.clipped = False
         moved = before - self._arena.values()
         for segment, view in zip(self._arena.segments, self._arena.segments.views(moved), strict=True):

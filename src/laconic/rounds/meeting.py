@@ -1,4 +1,4 @@
-"""What ranks tell each other beside drifts: a table of numbers before a sync, sums of vectors. All of it is counted."""
+"""What ranks tell each other beside drifts, all of it counted: a table before a sync, sums of vectors."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The inner optimizer's state at a sync: kept, averaged over ranks, or reset.
 
-For SGD with momentum: kept, each rank goes on with the velocity of its own gradients; averaged, all go on with the mean,
-which is the velocity of the mean gradient; reset, a round begins at rest (AdaComm's block momentum). For Adam: kept
-is DiLoCo's choice; averaged moments belong to the averaged model; reset also restarts the bias correction, so that the
-first steps of a round are as large as those of a run.
+For SGD with momentum: kept, each rank goes on with the velocity of its own gradients; averaged, all go on with the
+mean, which is the velocity of the mean gradient; reset, a round begins at rest (AdaComm's block momentum). For
+Adam: kept is DiLoCo's choice; averaged moments belong to the averaged model; reset also restarts the bias
+correction, so that the first steps of a round are as large as those of a run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from laconic.rounds.arena import Arena
 from laconic.rounds.meeting import Meeting
 
 # Every rank names a kind by its place here: one that has skipped all steps so far has no state to read names from.
-_KINDS = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "grad_avg", "acc_delta", "sum",
+_KINDS = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "grad_avg", "acc_delta",
+"sum",
           "exp_inf", "prev")  # fmt: skip
 
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 class Progress:
     """Where this rank stands, and what it has counted; all of it is saved.
 
-    ``step`` counts attempts, ``in_round`` those of this round, ``averaged`` the steps whose gradients were averaged.
-    ``reach`` is how far the steps of this round can have gone; ``drift`` and ``drift_bound`` are of the last sync.
+    ``step`` counts attempts, ``in_round`` those of this round, ``averaged`` the steps whose gradients were
+    averaged. ``reach`` is how far the steps of this round can have gone; ``drift`` and ``drift_bound`` are of the
+    last sync.
     """
 
     step: int = 0

@@ -1,8 +1,8 @@
 """Rounds of local steps on one rank: the counting, the syncs, and the end of ranks that have fewer batches.
 
 Ranks count attempts, not steps: a step that a loss scaler skips counts, and so no rank comes to a sync earlier than
-another. Every sync begins with a table of numbers that all ranks see, so that a rank which has come to the end of its
-batches can go on taking part until all have.
+another. Every sync begins with a table of numbers that all ranks see, so that a rank which has come to the end of
+its batches can go on taking part until all have.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class Rounds:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where this rank stands, in the middle of a round too. Its model belongs to it: save that as well."""
+        """Return where this rank stands, in the middle of a round too; its model is to be saved beside it."""
         sync = self._sync.state_dict()
         return {
             "progress": asdict(self._now),

@@ -1,4 +1,4 @@
-"""A sync: ranks agree on where they stand, exchange their drifts through the reducer, and go on from a new anchor."""
+"""A sync: ranks agree on where they stand, exchange their drifts, and go on from a new anchor."""
 
 from __future__ import annotations
 
@@ -97,7 +97,8 @@ class Sync:
     def land(self, *, last: bool = False) -> float:
         """Wait for the mean, and let anchors and parameters take their steps; ``last``: exactly to the anchor.
 
-        Return how far this rank was from the mean of all. A drift that was not finite on any rank is dropped by all.
+        Return how far this rank was from the mean of all. A drift that was not finite on any rank is dropped by
+        all.
         """
         self.arrive()
         apart = 0.0
@@ -143,8 +144,9 @@ class Sync:
         numbers, steps, in_round, ends, worked, losses, counts, rates, walked, shapes = zip(*table, strict=True)
         if len(set(numbers)) > 1 or len(set(shapes)) > 1:
             raise GroupError(
-                f"ranks are in unlike rounds: {[int(n) for n in numbers]}, rank by rank, or have loaded unlike states. "
-                f"Load the checkpoint of the same step on every rank, and call link.finish() on all of them or on none."
+                f"ranks are in unlike rounds: {[int(n) for n in numbers]}, rank by rank, or have loaded unlike "
+                f"states. Load the checkpoint of the same step on every rank, and call link.finish() on all of them "
+                f"or on none."
             )
         norm = float(torch.linalg.vector_norm(fragment.anchor)) or 1.0
         seen = RoundSeen(
