@@ -103,6 +103,9 @@ class Job:
     def commit(self, memory: Memory, *, step: int, rank: int, masking: bool, decay: float = 1.0) -> None:
         """Write what was not sent, times ``decay``, the velocity and the step of the last sending to memory."""
         if self._unheard() and not bool(self.finite):
+            # It is as if no gradient had come.
+            if self.entered is not None:
+                self.entered = replace(self.entered, deviation=torch.zeros_like(self.entered.deviation))
             return
         for segment, value in self.held:
             self.x[segment.offset : segment.offset + segment.size] = value

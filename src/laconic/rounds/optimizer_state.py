@@ -8,6 +8,8 @@ correction, so that the first steps of a round are as large as those of a run.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -41,6 +43,16 @@ def average_(optimizer: torch.optim.Optimizer, arena: Arena, meeting: Meeting) -
             value = optimizer.state.get(p, {}).get(kind)
             if isinstance(value, Tensor):
                 value.copy_(view)
+
+
+def rates_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> dict[str, float]:
+    """Return the learning rates of the named parameters; names are by the parameters' ids."""
+    return {
+        names[id(p)]: float(group.get("lr", 1.0))
+        for group in optimizer.param_groups
+        for p in group["params"]
+        if id(p) in names
+    }
 
 
 def reset(optimizer: torch.optim.Optimizer, arena: Arena) -> None:

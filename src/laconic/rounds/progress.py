@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from laconic.rounds.meeting import Meeting
+from laconic.stats import Stats
 
 
 @dataclass
@@ -28,3 +31,21 @@ class Progress:
     loss_sum: float = 0.0
     loss_count: int = 0
     look_bytes: int = 0
+
+
+def with_rounds(reduced: Stats, now: Progress, meeting: Meeting, *, every: int, dense_bytes: int) -> Stats:
+    """Return the reducer's numbers with those of the rounds in their places."""
+    return replace(
+        reduced,
+        steps=now.step,
+        syncs=now.averaged + reduced.steps,
+        skipped_steps=now.skipped + reduced.skipped_steps,
+        wire_bytes=reduced.wire_bytes + meeting.wire_bytes - now.look_bytes,
+        collectives=reduced.collectives + meeting.collectives,
+        dense_bytes=dense_bytes,
+        clipped_share=now.clipped / max(1, now.taken),
+        drift=now.drift,
+        drift_bound=now.drift_bound,
+        every=every,
+        look_bytes=now.look_bytes,
+    )

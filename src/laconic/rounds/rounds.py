@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from math import isfinite, isnan
 from typing import Any
 
@@ -26,7 +26,8 @@ from laconic.rounds.averaging import Averaging
 from laconic.rounds.buffers import BufferCare
 from laconic.rounds.gradients import Gradients
 from laconic.rounds.meeting import Meeting
-from laconic.rounds.progress import Progress
+from laconic.rounds.optimizer_state import rates_of
+from laconic.rounds.progress import Progress, with_rounds
 from laconic.rounds.sync import Agreed, Standing, Sync
 from laconic.stats import Stats
 from laconic.types import Transport
@@ -122,7 +123,7 @@ class Rounds:
         now.step += 1
         now.taken += self._takes_step
         if self._before is not None:
-            self._gradients.clip_update_(self._before, self._rates())
+            self._gradients.clip_update_(self._before, rates_of(self._optimizer, self._names))
             self._before = None
         if averages:
             now.averaged += 1
@@ -186,21 +187,8 @@ class Rounds:
 
     def stats(self, reduced: Stats) -> Stats:
         """Return the reducer's numbers with those of the rounds in their places."""
-        now = self._now
-        return replace(
-            reduced,
-            steps=now.step,
-            syncs=now.averaged + reduced.steps,
-            skipped_steps=now.skipped + reduced.skipped_steps,
-            wire_bytes=reduced.wire_bytes + self._meeting.wire_bytes - now.look_bytes,
-            collectives=reduced.collectives + self._meeting.collectives,
-            dense_bytes=now.step * self._bytes,
-            clipped_share=now.clipped / max(1, now.taken),
-            drift=now.drift,
-            drift_bound=now.drift_bound,
-            every=self.every,
-            look_bytes=now.look_bytes,
-        )
+        dense_bytes = self._now.step * self._bytes
+        return with_rounds(reduced, self._now, self._meeting, every=self.every, dense_bytes=dense_bytes)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where this rank stands, in the middle of a round too; its model is to be saved beside it."""
@@ -261,7 +249,7 @@ class Rounds:
 
     def _start(self, index: int) -> bool:
         """Start an exchange; return whether every rank is at its end."""
-        now, rates = self._now, self._rates().values()
+        now, rates = self._now, rates_of(self._optimizer, self._names).values()
         if now.loss_count:
             self._reducer.loss = now.loss_sum / now.loss_count
         elif self.method.needs_loss and now.worked:
@@ -306,13 +294,5 @@ class Rounds:
 
     def _length(self) -> float:
         """How far this step can have gone: its clipping threshold times the learning rate."""
-        rate = max(self._rates().values(), default=1.0)
+        rate = max(rates_of(self._optimizer, self._names).values(), default=1.0)
         return self._gradients.length * rate if rate else 0.0
-
-    def _rates(self) -> dict[str, float]:
-        return {
-            self._names[id(p)]: float(group.get("lr", 1.0))
-            for group in self._optimizer.param_groups
-            for p in group["params"]
-            if id(p) in self._names
-        }

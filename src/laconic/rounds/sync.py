@@ -145,8 +145,8 @@ class Sync:
         if len(set(numbers)) > 1 or len(set(shapes)) > 1:
             raise GroupError(
                 f"ranks are in unlike rounds: {[int(n) for n in numbers]}, rank by rank, or have loaded unlike "
-                f"states. Load the checkpoint of the same step on every rank, and call link.finish() on all of them "
-                f"or on none."
+                f"states. Load the checkpoint of the same step on every rank, and call link.finish() on all of "
+                f"them or on none."
             )
         norm = float(torch.linalg.vector_norm(fragment.anchor)) or 1.0
         seen = RoundSeen(
