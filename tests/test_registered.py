@@ -78,9 +78,13 @@ def test_a_method_is_public_and_sits_the_exams(name):
 
 
 def test_every_function_that_makes_a_method_is_in_the_table():
-    public = inspect.getmembers(methods, inspect.isfunction)
-    makers = {n for n, f in public if f.__module__ == methods.__name__ and not n.startswith("_")} - {"by_name"}
+    files = [
+        importlib.import_module(f"{methods.__name__}.{f.name}") for f in pkgutil.iter_modules(methods.__path__)
+    ]
+    found = [(file, name, f) for file in files for name, f in inspect.getmembers(file, inspect.isfunction)]
+    makers = {name for file, name, f in found if f.__module__ == file.__name__ and not name.startswith("_")}
     assert makers == set(methods.METHODS) == set(RECIPES)
+    assert set(methods.__all__) == makers | {"METHODS", "by_name", "recommended"}
 
 
 def test_every_task_has_a_word_on_the_command_line():

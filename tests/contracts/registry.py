@@ -95,12 +95,32 @@ TUNERS: dict[type, list[Tuner]] = {
 
 RECIPES: dict[str, list[Method]] = {
     "adacomp": [laconic.adacomp(4, whole_below=0), laconic.adacomp(4, memory="update", whole_below=4)],
+    "celgc": [
+        laconic.celgc(4),
+        laconic.celgc(2, clip=0.5, optimizer_state="average"),
+        laconic.celgc(2, clip=0.5, norm_by="max", outer_rate=0.7, outer_momentum=0.5),
+        laconic.celgc(2, clip=0.5, norm_of="update", buffers="recompute"),
+        laconic.celgc(2, period="drift", start=2, optimizer_state="reset"),
+        laconic.celgc(4, clip=0.5, send=laconic.topk(0.3, whole_below=0), restart=0.5),
+        laconic.celgc(2, participants=2),
+        laconic.celgc(2, participants=1, send=laconic.topk(0.3, memory="update", whole_below=4)),
+    ],
     "dense": [laconic.dense()],
     "dgc": [
         laconic.dgc(0.3, whole_below=0, warmup_steps=4),
         laconic.dgc(0.3, whole_below=4, warmup_steps=0, clip=0.5, clip_scope="layer", masking=False),
     ],
+    "diloco": [
+        laconic.diloco(4),
+        laconic.diloco(4, fragments=2, delay=1, mix=0.25),
+        laconic.diloco(2, send=laconic.sdagc(1.5, whole_below=0)),
+    ],
+    "episode": [laconic.episode(2, clip=0.5), laconic.episode(2, send=laconic.topk(0.3, whole_below=0))],
+    "episode_pp": [laconic.episode_pp(2, clip=0.5), laconic.episode_pp(2, participants=2, clip=0.5)],
     "gaussiank": [laconic.gaussiank(0.3, whole_below=0), laconic.gaussiank(0.3, memory="update", whole_below=4)],
+    "local_sgd": [laconic.local_sgd(2), laconic.local_sgd(2, send=laconic.randomk(0.3))],
+    "parallel_clip": [laconic.parallel_clip(0.5)],
+    "post_local": [laconic.post_local(2, start=3, clip=0.5)],
     "randomk": [laconic.randomk(0.3), laconic.randomk(0.3, memory="update"), laconic.randomk(0.1, warmup_steps=4)],
     "sdagc": [
         laconic.sdagc(1.5, whole_below=0),
@@ -112,6 +132,11 @@ RECIPES: dict[str, list[Method]] = {
         laconic.sdagc(1.5, std_of="residual", revision="damp", fallback=True, whole_below=0),
     ],
     "sidco": [laconic.sidco(0.3, whole_below=0), laconic.sidco(0.1, memory="update", whole_below=4)],
+    "sparseloco": [
+        laconic.sparseloco(2, k=1, chunk=4, bits=None),
+        laconic.sparseloco(2, k=2, chunk=4, decay=0.9, over="senders"),
+    ],
+    "spartan": [laconic.spartan(2, density=0.3, clip=0.5)],
     "strom": [laconic.strom(0.05, whole_below=0), laconic.strom(0.1, memory="gradient", whole_below=4)],
     "topk": [
         laconic.topk(0.3, whole_below=4),
@@ -232,6 +257,15 @@ def tuners() -> list[Tuner]:
 
 def recipes() -> list[Method]:
     return [method for methods in RECIPES.values() for method in methods]
+
+
+def every_step_recipes() -> list[Method]:
+    return [method for method in recipes() if method.local is None]
+
+
+def local_recipes() -> list[Method]:
+    """Recipes with rounds of local steps. By hand, a reducer exchanges their drifts as it does gradients."""
+    return [method for method in recipes() if method.local is not None]
 
 
 def label(method: Method) -> str:

@@ -52,12 +52,21 @@ def test_every_setting_has_a_default_and_is_found_by_name(name):
 
 # What makes a method send everything; fixed thresholds and bins have no such setting.
 SENDS_ALL: dict[str, dict[str, Any]] = {
+    "celgc": {},
     "dense": {},
     "dgc": {"density": 1.0, "whole_below": 0},
+    "diloco": {},
+    "episode": {},
+    "episode_pp": {},
     "gaussiank": {"density": 1.0, "whole_below": 0},
+    "local_sgd": {},
+    "parallel_clip": {},
+    "post_local": {},
     "randomk": {"density": 1.0},
     "sdagc": {"c": 0, "whole_below": 0},
     "sidco": {"density": 1.0, "whole_below": 0},
+    "sparseloco": {"k": 4096, "bits": None},
+    "spartan": {"density": 1.0},
     "topk": {"density": 1.0, "whole_below": 0},
     "topk_sgd": {"density": 1.0},
 }

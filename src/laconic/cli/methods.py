@@ -34,4 +34,10 @@ class Methods:
             table.add_row(f"[bold]{one.name}[/]", one.what, settings or "none", one.paper)
         console = Console()
         console.print(table)
-        console.print("Write settings behind the name: --method topk:density=0.001:memory=update", highlight=False)
+        console.print(
+            "Write settings behind the name: --method topk:density=0.001:memory=update\n"
+            "How a local method sends is a method too, with + for the colons: --method "
+            "celgc:every=16:send=topk+density=0.01",
+            highlight=False,
+            soft_wrap=True,
+        )

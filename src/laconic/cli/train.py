@@ -36,7 +36,8 @@ class Train:
 
     task: TaskChoice
     method: str = "dense"
-    """A method with its settings, NAME:SETTING=VALUE:...; laconic methods lists them."""
+    """A method with its settings, NAME:SETTING=VALUE:...; laconic methods lists them. How a local method sends is a
+    method within it, with + for the colons: celgc:every=16:send=topk+density=0.01."""
     where: Where = field(default_factory=Where)
     training: Training = field(default_factory=Training)
 
@@ -85,8 +86,9 @@ def _print(result: dict[str, Any], folder: Path) -> None:
     scores = ", ".join(f"{split} {plain(value)}" for split, value in result["scores"].items())
     ending = "done" if result["finished"] else f"stopped after step {result['steps']}"
     console.print(f"{result['label']} {ending}. {result['metric']}: {scores or 'not evaluated'}")
+    syncs = f" in {result['syncs']:,} syncs" if result["syncs"] < result["steps"] else ""
     console.print(
-        f"{result['wire_bytes_sent_per_rank']:,} bytes sent a rank, {times(result['ratio'])} fewer than dense; "
+        f"{result['wire_bytes_sent_per_rank']:,} bytes sent a rank{syncs}, {times(result['ratio'])} fewer than dense; "
         f"{result['seconds']:.1f} s of training, {result['data_share']:.2%} of it waiting for data"
     )
     more = f"laconic report {folder}" if result["finished"] else f"laconic train --resume {folder}"

@@ -90,7 +90,7 @@ def attach(
         check_buffers(module)
     surface: Surface
     if rounds is not None:
-        surface = LocalSurface(model, rounds, transport, scaler)
+        surface = LocalSurface(model, rounds, transport)
     else:
         surface = PlainSurface(model, link) if ddp is None else DdpSurface(ddp, link)
     link.install(surface)

@@ -19,12 +19,10 @@ from laconic.transports import ProcessGroupTransport
 class LocalSurface:
     """Keeps DDP from exchanging anything, gradients and buffers, and lets rounds see every step."""
 
-    def __init__(
-        self, model: torch.nn.Module, rounds: Rounds, transport: ProcessGroupTransport, scaler: object | None
-    ) -> None:
+    def __init__(self, model: torch.nn.Module, rounds: Rounds, transport: ProcessGroupTransport) -> None:
         # DDP holds its hook's state from C++, where Python's collector cannot see a cycle.
         self._model, self._rounds, self._transport = weakref.ref(model), rounds, transport
-        self._scaled = scaler is not None
+        self._looked = self._stepped = False
         self._hook: Hook | None = None
         self._sent_buffers = True
 
@@ -57,7 +55,8 @@ class LocalSurface:
         return future
 
     def before_look(self) -> None:
-        """A GradScaler may look at local gradients, unless they are still averaged."""
+        """A GradScaler looks, and will say when its attempt is over; it may look at local gradients."""
+        self._looked = True
         self._rounds.before_look()
 
     def before_step(self) -> bool:
@@ -65,16 +64,22 @@ class LocalSurface:
         return self._rounds.before_step()
 
     def after_step(self) -> None:
-        """Count the step where the optimizer itself says that it was taken; a scaler says so of all attempts."""
-        if not self._scaled:
-            self._rounds.after_attempt()
+        """Count the step, unless a scaler is about to say that its attempt is over."""
+        self._stepped = True
+        if not self._looked:
+            self.after_attempt()
 
     def after_attempt(self) -> None:
-        """A scaler has stepped or skipped."""
+        """Count the step, or that it was skipped."""
+        self._looked = self._stepped = False
         self._rounds.after_attempt()
 
     def after_update(self) -> None:
-        """Nothing to do."""
+        """A loop may have unscaled and then stepped without the scaler, or not at all."""
+        if self._stepped:
+            self.after_attempt()
+        self._looked = False
+        self._rounds.forget_look()
 
 
 def _buffer_switch(ddp: DistributedDataParallel) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,10 @@ PAPERS = {
     "topk": "Aji and Heafield, EMNLP 2017; Lin et al., ICLR 2018",
     "topk_sgd": "Alistarh et al., The Convergence of Sparsified Gradient Methods, NeurIPS 2018",
 }
+
+
+# Longer names of folders are cut: file systems have a limit, and a run's folder is named by more than its method.
+_LONGEST_NAME = 120
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +92,7 @@ def make(word: str, *, clip: float = 0.0) -> Method:
             raise ValueError(
                 f"a method is NAME or NAME:SETTING=VALUE:..., got {word!r}. Write topk:density=0.001, say."
             )
-        settings[key] = make(value.replace("+", ":")) if key == "send" else _value(value)
+        settings[key] = _send(value, word) if key == "send" else _value(value)
     takes_clip = name in METHODS and "clip" in inspect.signature(METHODS[name]).parameters
     if clip and takes_clip and "clip" not in settings:
         settings["clip"] = clip
@@ -113,12 +118,31 @@ def words_of(methods: str) -> list[str]:
 
 
 def folder_name(word: str) -> str:
-    """Return a name for a method's folder that every file system takes.
+    """Return a name for a method's folder that every file system takes; unlike words have unlike names.
 
     >>> folder_name("topk:density=0.01:memory=update")
     'topk-density=0.01-memory=update'
+    >>> folder_name("celgc:every=16:send=topk+density=0.01")
+    'celgc-every=16-send=topk+density=0.01'
     """
-    return re.sub(r"[^\w.=+-]", "-", word)
+    name = re.sub(r"[^\w.=+-]", "-", word)
+    if len(name) <= _LONGEST_NAME and re.fullmatch(r"[\w.=+:-]*", word):
+        return name
+    # What the name does not show must still tell it from others.
+    return f"{name[:_LONGEST_NAME]}-{zlib.crc32(word.encode()):08x}"
+
+
+def _send(text: str, word: str) -> Method | None:
+    """Return the method that the word within ``word`` names, with + for :."""
+    if text == "None":
+        return None
+    try:
+        return make(text.replace("+", ":"))
+    except ValueError as error:
+        raise ValueError(
+            f"{word!r} sends by {text!r}, which is no method: {error} Within send= settings stand behind a +, as "
+            f"in send=topk+density=0.01."
+        ) from None
 
 
 def _value(text: str) -> object:

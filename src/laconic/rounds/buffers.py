@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from laconic.local import LocalSteps
 from laconic.rounds.meeting import Meeting
 
 # Statistics are made anew from this many of a round's last inputs.
@@ -30,6 +31,13 @@ class BufferCare:
         self._handle: RemovableHandle | None = None
         if self._norms:
             self._handle = module.register_forward_pre_hook(self._keep, with_kwargs=True)
+
+    @staticmethod
+    def of(local: LocalSteps, module: nn.Module, meeting: Meeting, *, ranks: int) -> BufferCare | None:
+        """Return the care that a method asks for; None where each rank keeps its own."""
+        if local.buffers == "keep":
+            return None
+        return BufferCare(module, meeting, ranks=ranks, recompute=local.buffers == "recompute")
 
     def remove(self) -> None:
         """Stop watching the module's inputs."""

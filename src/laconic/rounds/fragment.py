@@ -26,14 +26,17 @@ class Fragment:
         # While its exchange is under way the drift becomes the mean of all.
         self.flying = False
         self.walked = 0.0
+        # Whether this rank began from the anchor minus what was held back, or from the anchor itself.
+        self.holds = False
 
     def take_anchor(self) -> None:
         """Agree on what the parameters are now."""
         self.anchor.copy_(self.arena.values())
+        self.holds = False
 
     def measure(self, held_back: Tensor | None) -> None:
-        """Set the drift: what this rank walked since it began from the anchor minus what was held back."""
-        begin = self.anchor if held_back is None else self.anchor - held_back
+        """Set the drift: what this rank walked since it began, from the anchor minus what was held back if so."""
+        begin = self.anchor if held_back is None or not self.holds else self.anchor - held_back
         torch.sub(self.arena.rounded(begin), self.arena.values(), out=self.drift)
         self.walked = float(torch.linalg.vector_norm(self.drift))
 
@@ -52,6 +55,7 @@ class Fragment:
 
     def restart(self, held_back: Tensor | None, *, mix: float) -> None:
         """Move the parameters to the anchor minus what is held back, or a part of the way."""
+        self.holds = held_back is not None
         begin = self.anchor if held_back is None else self.anchor - held_back
         self.arena.set_values(torch.lerp(begin, self.arena.values(), mix) if mix else begin)
 

@@ -25,6 +25,7 @@ from laconic.rounds.arena import Arena
 from laconic.rounds.averaging import Averaging
 from laconic.rounds.buffers import BufferCare
 from laconic.rounds.gradients import Gradients
+from laconic.rounds.look import agreed_model
 from laconic.rounds.meeting import Meeting
 from laconic.rounds.optimizer_state import rates_of
 from laconic.rounds.progress import Progress, with_rounds
@@ -58,10 +59,7 @@ class Rounds:
         self._gradients = Gradients(self.local, self._arena, self._meeting, world_size=self._ranks)
         self._averaging = Averaging(self._arena, self._meeting, clip=self.local.clip)
         self._sync = Sync(self.local, parameters, reducer, self._meeting, self._ranks)
-        self._care = None
-        if self.local.buffers != "keep":
-            recompute = self.local.buffers == "recompute"
-            self._care = BufferCare(module, self._meeting, ranks=self._ranks, recompute=recompute)
+        self._care = BufferCare.of(self.local, module, self._meeting, ranks=self._ranks)
         self._period = self.local.period.init()
         self._names = {id(p): name for name, p in parameters.items()}
         self._bytes = sum(p.numel() * p.element_size() for p in parameters.values())
@@ -103,6 +101,10 @@ class Rounds:
         """A loss scaler is about to look at the gradients: where they are averaged, it looks at the mean."""
         if self.averages and not self._averaging.done:
             self._averaging.exchange()
+
+    def forget_look(self) -> None:
+        """The step that was looked at is over, or was given up."""
+        self._averaging.done = False
 
     def before_step(self) -> bool:
         """Make the gradients what the optimizer is to step along; return whether it may step."""
@@ -169,26 +171,19 @@ class Rounds:
 
         Every rank must enter. The bytes are counted apart.
         """
-        mine, before = self._arena.values(), self._meeting.wire_bytes
-        self._sync.arrive()
-        at_anchor = self._now.in_round == 0 and not self.averages
-        if not self.averages:
-            if at_anchor:
-                for fragment in self._sync.fragments:
-                    fragment.arena.set_values(fragment.anchor)
-            else:
-                mean = self._meeting.sum_(mine / self._ranks, "the mean of models")
-                self._arena.set_values(mean)
-        self._now.look_bytes += self._meeting.wire_bytes - before
-        try:
+        if self.averages:
             yield
-        finally:
-            self._arena.set_values(mine)
+            return
+        at_anchor = self._now.in_round == 0
+        with agreed_model(self._arena, self._sync, self._meeting, ranks=self._ranks, at_anchor=at_anchor) as sent:
+            self._now.look_bytes += sent
+            yield
 
     def stats(self, reduced: Stats) -> Stats:
         """Return the reducer's numbers with those of the rounds in their places."""
         dense_bytes = self._now.step * self._bytes
-        return with_rounds(reduced, self._now, self._meeting, every=self.every, dense_bytes=dense_bytes)
+        every = 1 if self.averages else self.every
+        return with_rounds(reduced, self._now, self._meeting, every=every, dense_bytes=dense_bytes)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where this rank stands, in the middle of a round too; its model is to be saved beside it."""
@@ -272,8 +267,12 @@ class Rounds:
         return self._agreed.all_end
 
     def _land(self, *, last: bool = False) -> None:
-        lost = self._sync.poisoned_here
-        self._now.drift = self._sync.land(last=last)
+        lost, flew = self._sync.poisoned_here, bool(self._sync.flying)
+        apart = self._sync.land(last=last)
+        if not flew:
+            # At the end of the run, right after a sync: its numbers stand.
+            return
+        self._now.drift = apart
         if isnan(self._now.drift) and lost:
             # What brought this rank there is still in its momentum.
             optimizer_state.reset(self._optimizer, self._arena)
@@ -289,7 +288,8 @@ class Rounds:
             optimizer_state.reset(self._optimizer, self._arena)
         if self._agreed is not None:
             self._period = self.local.period.update(self._period, self._agreed.seen)
-        now.drift_bound, now.reach = 2 * now.reach, 0.0
+        if now.reach:
+            now.drift_bound, now.reach = 2 * now.reach, 0.0
         now.number, now.in_round = now.number + 1, 0
 
     def _length(self) -> float:

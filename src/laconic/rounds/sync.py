@@ -123,11 +123,12 @@ class Sync:
         """Return copies; what is under way is waited for, not applied."""
         self.arrive()
         parts = [fragment.state_dict() for fragment in self.fragments]
-        return {"fragments": parts, "poisoned": self._poisoned}
+        return {"fragments": parts, "holds": [f.holds for f in self.fragments], "poisoned": self._poisoned}
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Raise ``ValueError`` if a saved state does not fit."""
-        if "poisoned" not in state or len(state.get("fragments", ())) != len(self.fragments):
+        parts = len(self.fragments)
+        if "poisoned" not in state or not len(state.get("fragments", ())) == len(state.get("holds", ())) == parts:
             raise ValueError("the saved rounds have other fragments. Attach the method that saved them.")
         for fragment, saved in zip(self.fragments, state["fragments"], strict=True):
             fragment.check(saved)
@@ -136,6 +137,8 @@ class Sync:
         """Go on from a saved state."""
         for fragment, saved in zip(self.fragments, state["fragments"], strict=True):
             fragment.load_state_dict(saved)
+        for fragment, holds in zip(self.fragments, state["holds"], strict=True):
+            fragment.holds = holds
         self.flying, self._poisoned = [f for f in self.fragments if f.flying], state["poisoned"]
 
     def _agree(self, standing: Standing, fragment: Fragment) -> Agreed:

@@ -67,6 +67,15 @@ def size(count: float | None) -> str:
     return f"{count:.0f} B" if unit == "B" else f"{_three(count)} {unit}"
 
 
+def whole(count: float | None) -> str:
+    """Write how often something happened.
+
+    >>> whole(12_345.0), whole(None)
+    ('12,345', '–')
+    """
+    return NOTHING if count is None else f"{count:,.0f}"
+
+
 def share(value: float | None) -> str:
     """Write a share as a percentage.
 

@@ -21,7 +21,7 @@ AXIS_TITLES: dict[Axis, str] = {"steps": "steps", "bytes": "bytes sent a rank", 
 # More points than this cannot be told apart on a screen, and make a page slow.
 MOST_POINTS = 300
 # From this ratio between the largest and the smallest value on, a linear axis hides what happens at the end.
-_WIDE = 30.0
+WIDE = 30.0
 # Lines of more methods than this are drawn thinner.
 _FEW = 6
 
@@ -48,7 +48,7 @@ def over(runs: Sequence[Run], key: str, axis: Axis) -> go.Figure | None:
     lines = [_line(run, key, axis, 1 if evaluations else lines_a_point([run])) for run in runs]
     figure = go.Figure()
     for place, (run, look, line) in enumerate(zip(runs, looks_of(runs), lines, strict=True)):
-        # What a method never owes or clips needs no line along the bottom.
+        # What a method never owes, clips or walks needs no line along the bottom.
         if all(value is None or (key in _FROM_NOTHING and not value) for value in line.y):
             continue
         # A single point has no line that could be seen.
@@ -119,11 +119,12 @@ def short(label: str, most: int = 28) -> str:
 
 
 _SHARES = ("density", "clipped_share")
-_FROM_NOTHING = ("owed_norm", "clipped_share")
+_FROM_NOTHING = ("owed_norm", "clipped_share", "drift", "every")
 
 
 def _line(run: Run, key: str, axis: Axis, each: int) -> Line:
-    known = [line for line in run.steps if key in line]
+    # Before its first sync a run has drifted from nothing yet.
+    known = [line for line in run.steps if key in line and (key != "drift" or line.get("syncs"))]
     groups = [known[first : first + each] for first in range(0, len(known), each)]
     xs = [number(group[-1].get(AXES[axis])) for group in groups]
     if axis == "bytes":
@@ -169,4 +170,4 @@ def _end(run: Run, place: int, look: Look, line: Line) -> go.Scatter:
 def _log(key: str, ys: Sequence[float]) -> bool:
     if key == "density":
         return True
-    return key in ("loss", "metric") and min(ys) > 0 and max(ys) / min(ys) > _WIDE
+    return key in ("loss", "metric") and min(ys) > 0 and max(ys) / min(ys) > WIDE

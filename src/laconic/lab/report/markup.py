@@ -15,7 +15,9 @@ from laconic.lab.report.tables import AGAINST, Column, Row, cells, columns_of, r
 def results_table(runs: Sequence[Run]) -> str:
     """Return the table of the results; a colour never says alone what is better or worse."""
     columns = columns_of(runs, "page")
-    head = "".join(f'<th scope="col">{escape(column.heading)}</th>' for column in columns)
+    # The longest heading, the metric's, in two lines: else a table with every column is wider than the page.
+    headings = [escape(column.heading).replace(", ", ",<br>") for column in columns]
+    head = "".join(f'<th scope="col">{heading}</th>' for heading in headings)
     body = "".join(_result_row(row, columns) for row in rows_of(runs))
     return boxed(f"<table class='results'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>", "Results")
 
@@ -61,8 +63,10 @@ def breakable(label: str) -> str:
 
     >>> breakable("topk:density=0.01,memory=<b>")
     'topk:<wbr>density=0.01,<wbr>memory=&lt;b&gt;'
+    >>> breakable("celgc:send=topk+k=9")
+    'celgc:<wbr>send=topk+<wbr>k=9'
     """
-    return escape(label).replace(":", ":<wbr>").replace(",", ",<wbr>")
+    return escape(label).replace(":", ":<wbr>").replace(",", ",<wbr>").replace("+", "+<wbr>")
 
 
 def json_in_script(text: str) -> str:

@@ -13,6 +13,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
 from laconic.lab.report.figures import AXES, lines_a_point, over, step_times
+from laconic.lab.report.frontier import frontier
 from laconic.lab.report.headline import headline, remarks
 from laconic.lab.report.layers import bytes_by_layer, density_by_layer, layers_of, least_density
 from laconic.lab.report.markup import json_in_script
@@ -20,6 +21,10 @@ from laconic.lab.report.palette import DARK, looks_of
 from laconic.lab.report.read import Run
 from laconic.lab.report.sections import Chart, again, charts, commands_of, layers, methods, notes, results
 from laconic.lab.report.tables import csv_text, markdown, rows_of
+
+
+# Charts that only some methods have are lower than the others.
+_SMALL_PIXELS = 270
 
 
 def write_page(runs: Sequence[Run], path: Path, *, title: str | None = None) -> Path:
@@ -86,6 +91,11 @@ def all_figures(runs: Sequence[Run]) -> dict[str, go.Figure]:
     if any(line.get("clipped_share") for run in runs for line in run.steps):
         found["clipped_share"] = over(runs, "clipped_share", "steps")
     found["step_times"] = step_times(runs)
+    found["frontier"] = frontier(runs)
+    for key in ("drift", "every"):
+        found[key] = figure = over(runs, key, "steps")
+        if figure is not None:
+            figure.update_layout(height=_SMALL_PIXELS)
     known = {place: told for place, run in enumerate(runs) if (told := layers_of(run)) is not None}
     least = least_density(list(known.values()))
     for place, told in known.items():
@@ -107,13 +117,26 @@ def _chart_sections(runs: Sequence[Run], figures: Mapping[str, go.Figure]) -> li
         Chart(figure="owed_norm", name="Owed", note="norm of what waits in a rank's memory"),
         Chart(figure="clipped_share", name="Clipped", note="share of gradients clipped so far"),
         Chart(figure="step_times", name="Time of a step", note="median over the log, without evaluation"),
+        Chart(
+            figure="drift", name="Drift", note="how far the first rank was from the mean of all at the last sync"
+        ),
+        Chart(figure="every", name="Period", note="local steps of a round: from one sync to the next"),
     ]
     there = [chart for chart in training if chart.figure.replace("{axis}", "steps") in figures]
-    out = [charts("Training", there, switch=True)] if there else []
+    out = [charts("The frontier", [_frontier(runs)], switch=False)] if "frontier" in figures else []
+    out += [charts("Training", there, switch=True)] if there else []
     there = [chart for chart in sending if chart.figure in figures]
     out += [charts("What is sent, and what it takes", there, switch=False)] if there else []
     places = [place for place in range(len(runs)) if f"layer_density:{place}" in figures]
     return [*out, layers(runs, places, _first(runs, places))] if places else out
+
+
+def _frontier(runs: Sequence[Run]) -> Chart:
+    up = "lower" if runs[0].lower_is_better else "higher"
+    note = f"{runs[0].metric} at the end: {up} is better, and further right took fewer bytes"
+    if any(run.dense for run in runs):
+        note += "; the line is dense, the band 1% to either side"
+    return Chart(figure="frontier", name="Quality against ratio", note=note)
 
 
 def _first(runs: Sequence[Run], places: Sequence[int]) -> int:

@@ -111,6 +111,12 @@ def notes(runs: Sequence[Run], each: int) -> str:
         f"Seed{'s' if len(seeds) != 1 else ''}: {', '.join(seeds) or 'not known'}. "
         + ("One seed does not tell a small difference from chance." if len(seeds) < 2 else ""),
     ]
+    if any("syncs" in line for run in runs for line in run.steps):
+        said.append(
+            "Syncs counts exchanges. With local steps each rank steps by itself for a round, and the mean of what all "
+            "have walked is exchanged at its end; evaluations then look at the mean of the ranks' models, and those "
+            "bytes are not counted."
+        )
     if any(run.dense for run in runs):
         said.append("Against dense: final value minus that of the dense run, which has the same seed and data.")
     if len(workers) > 1:

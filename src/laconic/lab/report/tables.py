@@ -14,7 +14,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from laconic.lab.report.amounts import difference, milliseconds, number, plain, share, size, span, times
+from laconic.lab.report.amounts import difference, milliseconds, number, plain, share, size, span, times, whole
 from laconic.lab.report.read import Run
 
 Status = Literal["finished", "unfinished", "diverged"]
@@ -26,7 +26,10 @@ _LONG = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What a run came to, None where that is not known. ``difference`` is final minus dense's final."""
+    """What a run came to, None where that is not known. ``difference`` is final minus dense's final.
+
+    ``syncs`` counts exchanges: one a step, or fewer with local steps.
+    """
 
     label: str
     status: Status
@@ -42,6 +45,8 @@ class Row:
     step_seconds: float | None
     seconds: float | None
     clipped_share: float | None
+    steps: float | None
+    syncs: float | None
     scores: Mapping[str, float | None] = field(default_factory=dict)
 
 
@@ -75,6 +80,7 @@ def columns_of(runs: Sequence[Run], place: Place) -> list[Column]:
         Column(heading="train loss", value=lambda row: row.loss, only="terminal"),
         Column(heading="bytes a rank", value=lambda row: row.wire_bytes, written=size),
         Column(heading="ratio", value=lambda row: row.ratio, written=times),
+        *([Column(heading="syncs", value=lambda row: row.syncs, written=whole)] if _any_local(runs) else []),
         Column(heading="density", value=lambda row: row.density, written=share),
         Column(heading="ms a step", value=lambda row: row.step_seconds, written=milliseconds),
         Column(heading="time", value=lambda row: row.seconds, written=span),
@@ -139,6 +145,7 @@ def _row(run: Run, parent: float | None) -> Row:
         )
     )  # fmt: skip
     seconds = _first(result.get("seconds"), last.get("seconds"))
+    steps = _first(result.get("steps"), last.get("step"))
     return Row(
         label=run.label,
         status=_status(run),
@@ -154,8 +161,16 @@ def _row(run: Run, parent: float | None) -> Row:
         step_seconds=_step_seconds(run, seconds),
         seconds=seconds,
         clipped_share=_first(result.get("clipped_share"), last.get("clipped_share")),
+        steps=steps,
+        # Lines of methods that exchange in every step do not say so.
+        syncs=_first(result.get("syncs"), last.get("syncs"), steps),
         scores={split: number(score) for split, score in _map(result.get("scores")).items()},
     )
+
+
+def _any_local(runs: Sequence[Run]) -> bool:
+    """Whether some run exchanged less often than it stepped."""
+    return any(row.syncs < row.steps for row in rows_of(runs) if row.syncs is not None and row.steps is not None)
 
 
 def _status(run: Run) -> Status:

@@ -1,0 +1,30 @@
+"""A look at the model that all ranks agree on, in the middle of a round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from laconic.rounds.arena import Arena
+from laconic.rounds.meeting import Meeting
+from laconic.rounds.sync import Sync
+
+
+@contextmanager
+def agreed_model(arena: Arena, sync: Sync, meeting: Meeting, *, ranks: int, at_anchor: bool) -> Iterator[int]:
+    """Have the anchor in the parameters, or within a round the mean of all ranks' models; afterwards as it was.
+
+    Yields the bytes that were sent for it.
+    """
+    mine, before = arena.values(), meeting.wire_bytes
+    # What is under way is waited for, or its bytes would be counted here.
+    sync.arrive()
+    if at_anchor:
+        for fragment in sync.fragments:
+            fragment.arena.set_values(fragment.anchor)
+    else:
+        arena.set_values(meeting.sum_(mine / ranks, "the mean of models"))
+    try:
+        yield meeting.wire_bytes - before
+    finally:
+        arena.set_values(mine)

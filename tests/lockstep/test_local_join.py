@@ -1,0 +1,172 @@
+"""Ranks with unlike numbers of batches: all come to an end, with one model, and can go on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import laconic
+from lockstep.locals import LOCAL, Point, Rank, close, draw, drawn, run, sgd, small
+
+COUNTS = [(0, 5, 11), (7, 1, 4), (3, 3, 4), (13, 0, 0), (6, 6, 6), (0, 0, 0), (2, 2, 2), (1, 9, 8)]
+STREAMED = {
+    "fragments": laconic.diloco(6, fragments=3),
+    "delay": laconic.diloco(4, delay=2),
+    "fragments, delay": laconic.diloco(6, fragments=2, delay=2, mix=0.5),
+    "fragments, delay, some sent": laconic.diloco(
+        6, fragments=2, delay=1, send=laconic.topk(0.25, whole_below=0)
+    ),
+}
+METHODS_TOLD = {
+    **{name: small(name) for name in LOCAL},
+    **STREAMED,
+    "max": laconic.celgc(3, clip=1.0, norm_by="max"),
+    "max of a sample": laconic.celgc(3, clip=1.0, norm_by="max", participants=2),
+    "sample": laconic.celgc(3, participants=1, send=laconic.topk(0.25, whole_below=0)),
+    "averaged momentum": laconic.celgc(3, optimizer_state="average"),
+    "growing": laconic.celgc(4, period="growing", over_steps=10),
+    "adacomm": laconic.celgc(4, period="adacomm"),
+    "drift": laconic.celgc(2, period="drift"),
+    "restart": laconic.celgc(3, send=laconic.topk(0.25, memory="update", whole_below=0), restart=0.5),
+}
+
+
+@pytest.mark.parametrize("counts", COUNTS, ids=str)
+@pytest.mark.parametrize("name", METHODS_TOLD)
+def test_all_come_to_an_end_with_one_model_and_can_go_on(name, counts):
+    def job(rank: Rank):
+        seen = []
+        for mine in (counts[rank.rank], counts[-1 - rank.rank], 4):
+            drawn(rank, range(rank.now.step, rank.now.step + mine))
+            rank.rounds.finish()
+            assert rank.now.in_round == 0
+            seen.append(rank.x)
+            assert torch.equal(rank.x, rank.anchor) or rank.rounds.averages
+        return seen, rank.now.number
+
+    make = sgd(0.1) if name in ("post_local", "parallel_clip") else sgd(0.1, momentum=0.5)
+    ends = run(METHODS_TOLD[name], 3, job, make=make)
+    assert len({number for _, number in ends}) == 1
+    for seen, _ in ends:
+        for ours, first in zip(seen, ends[0][0], strict=True):
+            assert torch.equal(ours, first)
+
+
+@pytest.mark.parametrize("send", [None, laconic.topk(1.0)], ids=["whole", "topk"])
+def test_the_mean_is_over_those_that_worked(send):
+    batches = (1, 2, 5)
+
+    def job(rank: Rank):
+        for _ in range(batches[rank.rank]):
+            rank.follow(float(1 + rank.rank))
+        rank.rounds.finish()
+        return -rank.x.item(), rank.now.number
+
+    # Rounds of 2: (1 + 4 + 6) / 3, then 6 and 3 of the last rank alone.
+    for x, rounds in run(laconic.celgc(2, send=send), 3, job, model=Point(1), make=sgd(1.0)):
+        assert x == pytest.approx(11 / 3 + 6 + 3)
+        assert rounds >= 3
+
+
+def test_what_compressed_drifts_leave_is_not_lost_by_ranks_that_came_first():
+    batches = (1, 4, 9)
+
+    def job(rank: Rank):
+        drawn(rank, range(batches[rank.rank]))
+        rank.rounds.finish()
+        before = rank.anchor, rank.owed
+        rank.rounds.finish()
+        assert torch.equal(rank.anchor, before[0])
+        assert torch.equal(rank.owed, before[1])
+        return float(rank.owed.norm())
+
+    assert all(owed > 0 for owed in run(laconic.celgc(3, send=laconic.topk(0.25, whole_below=0)), 3, job))
+
+
+@pytest.mark.parametrize("name", ["fragments", "fragments, delay"])
+def test_a_fragments_mean_is_over_those_that_worked_since_its_last_sync(name):
+    """A rank that stops between the syncs of two fragments has walked in the second one too."""
+    period, every = 6, 6 // STREAMED[name].local.fragments
+
+    def job(rank: Rank):
+        steps = period if rank.rank else every
+        for _ in range(steps):
+            rank.follow(float(1 + rank.rank))
+        return rank
+
+    def ended(rank: Rank):
+        job(rank)
+        rank.rounds.finish()
+        return rank.x
+
+    local = STREAMED[name].local
+    method = laconic.diloco(period, rate=1.0, momentum=0.0, fragments=local.fragments)
+    first, second = run(method, 2, ended, model=Point(*[1] * local.fragments), make=sgd(1.0))
+    assert torch.equal(first, second)
+    # The first rank walked ``every``, the second 2 a step; both count in every fragment's first sync, and later only
+    # the second one walks.
+    golden = [every * (1 + 2) / 2 + 2 * (period - every)]
+    golden += [(every + 2 * every * (i + 1)) / 2 + 2 * (period - every * (i + 1)) for i in range(1, local.fragments)]
+    assert (-first).tolist() == pytest.approx(golden)
+
+
+def test_while_gradients_are_averaged_a_step_is_the_mean_of_those_that_are_there():
+    batches = (1, 3)
+
+    def job(rank: Rank):
+        for _ in range(batches[rank.rank]):
+            rank.follow(float(1 + 2 * rank.rank))
+        rank.rounds.finish()
+        return -rank.x.item(), rank.now.step
+
+    for method in (laconic.post_local(2, start=10), laconic.post_local(2, start=3), laconic.parallel_clip()):
+        assert run(method, 2, job, model=Point(1), make=sgd(1.0)) == [(8.0, 3), (8.0, 3)]
+
+
+def test_local_steps_go_on_from_the_model_of_those_that_were_there():
+    """A rank stops while gradients are averaged; the other one goes on to local steps."""
+    batches = (1, 5)
+
+    def job(rank: Rank):
+        for _ in range(batches[rank.rank]):
+            rank.follow(float(1 + 2 * rank.rank))
+        rank.rounds.finish()
+        return -rank.x.item()
+
+    # 2, then 3 twice, then a round of two local steps of the second rank alone.
+    assert run(laconic.post_local(2, start=3), 2, job, model=Point(1), make=sgd(1.0)) == [14.0, 14.0]
+
+
+def test_finishing_twice_changes_nothing():
+    def job(rank: Rank):
+        drawn(rank, range(4))
+        rank.rounds.finish()
+        before = rank.x
+        rank.rounds.finish()
+        return before, rank.x
+
+    for before, after in run(laconic.celgc(3, clip=1.0), 2, job):
+        assert torch.equal(before, after)
+
+
+def test_one_who_leaves_without_finishing_is_named():
+    def job(rank: Rank):
+        drawn(rank, range(3 + 3 * rank.rank))
+
+    with pytest.raises(laconic.LaconicError, match="left"):
+        run(laconic.celgc(3), 2, job)
+
+
+def test_a_rank_without_batches_does_not_count_in_the_mean_gradient():
+    """norm_by='max' measures the mean at a round's first step: of those that have a gradient."""
+    batches = (3, 6)
+
+    def job(rank: Rank):
+        for _ in range(batches[rank.rank]):
+            rank.follow(draw(0, 0))
+        rank.rounds.finish()
+        return rank.x
+
+    method = laconic.celgc(3, clip=1.0, norm_by="global_average")
+    for x in run(method, 2, job, make=sgd(1.0)):
+        close(x, -6 * draw(0, 0) / draw(0, 0).norm())
