@@ -28,8 +28,7 @@ TRAININGS = {
     "momentum": replace(SGD, rate=0.8, momentum=0.9),
     "adamw": replace(SGD, optimizer="adamw", rate=0.003),
 }
-MEAN = "convention=mean"
-OUTER = f"{MEAN}:outer_rate=0.7:outer_momentum=0.6"
+OUTER = "outer_rate=1.2:outer_momentum=0.3"
 
 ROUNDS = [
     "dense",
@@ -37,27 +36,27 @@ ROUNDS = [
     "local_sgd:every=16",
     "celgc:every=4",
     "celgc:every=16",
-    f"celgc:every=4:{MEAN}",
-    f"celgc:every=16:{MEAN}",
+    "celgc:every=16:convention=mean",
     f"celgc:every=16:{OUTER}",
-    f"celgc:every=16:{MEAN}:outer_momentum=0.3",
+    "celgc:every=16:outer_momentum=0.6:clip=0.7",
+    f"celgc:every=64:{OUTER}",
     "diloco:every=50",
     "episode:every=16",
     "episode:every=16:clip=0.25",
 ]
+
+
+def _sparse(every: int, density: float, more: str = "") -> str:
+    return f"celgc:every={every}:{OUTER}:restart=0.25{more}:send=topk+density={density}+scope=model"
+
+
 FRONTIER = [
-    "topk:density=0.01:memory=update",
-    "topk:density=0.001:memory=update",
-    "topk:density=0.0003:memory=update",
-    f"celgc:every=4:{MEAN}:send=topk+density=0.01",
-    f"celgc:every=4:{MEAN}:restart=0.25:send=topk+density=0.01",
-    f"celgc:every=4:{MEAN}:restart=0.25:send=topk+density=0.003",
-    f"celgc:every=16:{MEAN}:restart=0.25:send=topk+density=0.03",
-    f"celgc:every=16:{MEAN}:restart=0.25:send=topk+density=0.01",
-    f"celgc:every=16:{MEAN}:restart=0.25:send=topk+density=0.001",
-    f"celgc:every=16:{OUTER}:restart=0.25:send=topk+density=0.01",
-    f"celgc:every=16:{MEAN}:restart=0.25:period=growing:over_steps=600:send=topk+density=0.01",
-    f"celgc:every=16:{MEAN}:restart=0.25:period=growing:over_steps=600:send=topk+density=0.001",
+    *(f"topk:density={density}:memory=update:scope=model" for density in (0.01, 0.003, 0.001, 0.0003)),
+    *(_sparse(4, density) for density in (0.05, 0.01, 0.003, 0.001)),
+    *(_sparse(16, density) for density in (0.05, 0.01, 0.003, 0.0008)),
+    *(_sparse(16, density, ":period=growing:over_steps=600") for density in (0.01, 0.003)),
+    "celgc:every=4:send=topk+density=0.01+scope=model",
+    f"celgc:every=4:{OUTER}:restart=0.25:send=sdagc+c=5",
     "sparseloco",
     "sparseloco:over=senders",
 ]
@@ -65,9 +64,9 @@ ANY_OPTIMIZER = [
     "dense",
     "topk:density=0.01",
     "sdagc",
-    f"celgc:every=4:{MEAN}",
-    f"celgc:every=4:{MEAN}:send=topk+density=0.05",
-    f"celgc:every=4:{MEAN}:restart=0.25:send=topk+density=0.05",
+    "celgc:every=4",
+    _sparse(4, 0.05),
+    _sparse(4, 0.01),
     "diloco:every=16",
 ]
 GROUPS: dict[str, list[str]] = {"sgd": ROUNDS + FRONTIER, "momentum": ANY_OPTIMIZER, "adamw": ANY_OPTIMIZER}

@@ -54,10 +54,10 @@ class State:
     ) -> State:
         """Return the state before the first step."""
         check_whole("measure_every", measure_every, 0, "Write 0 for never, 100 for every hundredth step.")
-        if measure_every and (method.memory == "none" or method.compressor.counts_vary):
+        if measure_every and (method.memory == "none" or method.compressor.counts_vary or method.decay != 1):
             raise ValueError(
-                f"measure_every looks at the theory of TopK-SGD, and {method.name} keeps no memory or has no fixed "
-                f"share: nothing to measure. Leave it at 0."
+                f"measure_every looks at the theory of TopK-SGD, and {method.name} keeps no memory, lets it "
+                f"fade or has no fixed share: nothing to measure. Leave it at 0."
             )
         if track_age and method.memory == "none":
             raise ValueError(f"track_age: {method.name} keeps no memory, so nothing waits. Leave it out.")
@@ -129,7 +129,7 @@ class State:
         self.step, self.ledger.seen, self.counters = state["step"], seen, counters
         if state["method"] == repr(self.method):
             self.tuner = dict(state["tuner"])
-            self.setting = replace(cast("Dense", self.method.compressor), **state["setting"])
+            self.setting = _restored(self.method.compressor, state["setting"])
         if self.probe is not None:
             # The identity v - x = mean memory says where the drift stands.
             self.probe.drift.write("drift", self.model, self.memory["owed"])
@@ -153,3 +153,9 @@ class State:
         missing = sorted(_KEYS - set(state))
         if missing:
             raise ValueError(f"the state lacks {', '.join(missing)}: it was not saved by link.state_dict().")
+
+
+def _restored(part: Any, saved: Mapping[str, Any]) -> Any:
+    """Return frozen data with saved settings; a part within a part is restored by itself."""
+    settings = {k: _restored(getattr(part, k), v) if isinstance(v, Mapping) else v for k, v in saved.items()}
+    return replace(part, **settings)

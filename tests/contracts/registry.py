@@ -7,6 +7,7 @@ fails until it has one.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import laconic
@@ -132,11 +133,14 @@ RECIPES: dict[str, list[Method]] = {
         laconic.sdagc(1.5, std_of="residual", revision="damp", fallback=True, whole_below=0),
     ],
     "sidco": [laconic.sidco(0.3, whole_below=0), laconic.sidco(0.1, memory="update", whole_below=4)],
+    # With small parameters selected from too.
     "sparseloco": [
-        laconic.sparseloco(2, k=1, chunk=4, bits=None),
-        laconic.sparseloco(2, k=2, chunk=4, decay=0.9, over="senders"),
+        replace(laconic.sparseloco(2, bits=None, decay=1.0), compressor=ChunkTopK(k=1, chunk=4, whole_below=0)),
+        replace(
+            laconic.sparseloco(2, over="senders"), compressor=Binned(inner=ChunkTopK(k=2, chunk=4, whole_below=4))
+        ),
     ],
-    "spartan": [laconic.spartan(2, density=0.3, clip=0.5)],
+    "spartan": [replace(laconic.spartan(2, clip=0.5), compressor=TopK(density=0.3, whole_below=0))],
     "strom": [laconic.strom(0.05, whole_below=0), laconic.strom(0.1, memory="gradient", whole_below=4)],
     "topk": [
         laconic.topk(0.3, whole_below=4),

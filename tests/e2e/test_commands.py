@@ -55,6 +55,17 @@ def test_methods_are_listed_with_settings_and_papers(capsys):
     assert all(one["what"] and one["paper"] for one in listed)
     table = _said(capsys, "methods")
     assert all(name in table for name in METHODS)
+    celgc = next(one for one in listed if one["name"] == "celgc")
+    assert (celgc["settings"]["every"], celgc["settings"]["send"]) == (16, None)
+    assert "NeurIPS 2022" in celgc["paper"]
+    assert "celgc:every=16:send=topk+density=0.01" in table
+
+
+@pytest.mark.parametrize("words", [["train", "lm"], ["compare", "lm"]])
+def test_help_says_how_a_local_method_sends(words, capsys):
+    with pytest.raises(SystemExit):
+        main([*words, "--help"])
+    assert "celgc:every=16:send=topk+density=0.01" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -62,6 +73,7 @@ def test_methods_are_listed_with_settings_and_papers(capsys):
     [
         (["train", "lm", "--method", "top"], "no method is called 'top'. There are: adacomp"),
         (["train", "lm", "--method", "topk:density=2"], "density must be a number in (0, 1], got 2"),
+        (["compare", "lm", "--methods", "dense,celgc:send=tpk+density=0.1"], "no method is called 'tpk'"),
         (["train", "lm", "--workers", "0"], "workers must be a whole number of 1 or more, got 0"),
         (["train", "lm", "--steps", "5", "--epochs", "1"], "give steps or epochs, got both"),
         (["train", "--resume", "/no/such/run"], "has no spec.json: it is not the folder of a run"),

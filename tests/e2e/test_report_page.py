@@ -20,6 +20,7 @@ playwright = pytest.importorskip("playwright.sync_api", reason="playwright is no
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
 SDAGC, STROM = Made(method="sdagc:c=20", density=0.005, clips=True), Made(method="strom", diverges_at=400)
+CELGC = Made(method="celgc:every=4:send=topk+density=0.01", density=0.003, level=1.2, local_every=4)
 
 
 @dataclass
@@ -41,7 +42,7 @@ class Visit:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> tuple[Run, ...]:
-    return read_runs([write_compare(tmp_path_factory.mktemp("runs"), [dense(), Made(), SDAGC, STROM])])
+    return read_runs([write_compare(tmp_path_factory.mktemp("runs"), [dense(), Made(), SDAGC, STROM, CELGC])])
 
 
 @pytest.fixture(scope="module")
@@ -95,16 +96,55 @@ def _colours(visit: Visit) -> dict[str, str]:
 
 def test_every_chart_is_drawn(visit):
     charts = visit.view.locator(".chart:visible")
-    assert charts.count() == 8
+    assert charts.count() == 11
     for place in range(charts.count()):
         assert charts.nth(place).locator("svg.main-svg").count() >= 1
         assert charts.nth(place).bounding_box()["height"] > 250
-    # Four methods, and the cross of the one that diverged.
+    # Five methods, and the cross of the one that diverged.
     names = [trace["name"] for trace in visit.traces("loss:{axis}")]
-    assert names == ["dense", "topk:density=0.01", "sdagc:c=20", "strom", "strom diverged"]
-    assert len(visit.traces("density")) == 4
+    assert names == ["dense", "topk:density=0.01", "sdagc:c=20", "strom", "strom diverged", CELGC.method]
+    assert len(visit.traces("density")) == 5
+    for chart in ("drift", "every"):
+        assert [trace["name"] for trace in visit.traces(chart)] == [CELGC.method]
     assert [trace["name"] for trace in visit.traces("clipped_share")] == ["sdagc:c=20"]
-    assert visit.view.locator('[data-figure="loss:{axis}"] .scatterlayer .trace').count() == 5
+    assert visit.view.locator('[data-figure="loss:{axis}"] .scatterlayer .trace').count() == 6
+
+
+def _names_drawn(visit: Visit) -> list[dict[str, Any]]:
+    """The names in the frontier, and where on the screen they stand."""
+    return visit.view.evaluate(
+        """() => [...document.querySelectorAll('[data-figure=frontier] .textpoint text')].map(text => {
+             const box = text.getBoundingClientRect();
+             return {text: text.textContent, left: box.left, right: box.right, top: box.top,
+                     bottom: box.bottom}; })"""
+    )
+
+
+def _check_frontier(visit: Visit, runs: tuple[Run, ...]) -> None:
+    names = ["dense ±1%", "dense level", "dense", "topk:density=0.01", "sdagc:c=20", CELGC.method]
+    drawn = visit.traces("frontier")
+    assert [trace["name"] for trace in drawn] == names, "what diverged has no place in it"
+    ratios = [runs[place].result["ratio"] for place in (0, 1, 2, 4)]
+    assert [trace["x"] for trace in drawn[2:]] == pytest.approx(ratios)
+    written = _names_drawn(visit)
+    assert sorted(name["text"] for name in written) == sorted(names[2:])
+    chart = visit.view.locator("[data-figure=frontier]").bounding_box()
+    for place, name in enumerate(written):
+        assert chart["x"] <= name["left"]
+        assert name["right"] <= chart["x"] + chart["width"]
+        for other in written[:place]:
+            apart = name["left"] >= other["right"] or other["left"] >= name["right"]
+            assert apart or name["top"] >= other["bottom"] or other["top"] >= name["bottom"], (name, other)
+
+
+def test_the_frontier_names_every_run_that_ended(visit, runs):
+    _check_frontier(visit, runs)
+    # Dense's level goes and comes with dense.
+    button = visit.view.locator(".key").first.get_by_role("button", name="dense", exact=True)
+    for wanted in (False, True):
+        button.click()
+        shown = visit.view.evaluate("document.querySelector('[data-figure=frontier]').data.map(t => t.visible)")
+        assert shown == [wanted] * 3 + [True] * 3
 
 
 def test_the_switch_draws_both_charts_against_another_axis(visit, runs):
@@ -129,7 +169,7 @@ def test_the_legend_hides_a_method_in_every_chart_and_brings_it_back(visit):
             )
             assert drawn
             assert set(drawn) == {wanted}
-        assert visit.view.locator(".key button[aria-pressed=false]").count() == (0 if wanted else 2)
+        assert visit.view.locator(".key button[aria-pressed=false]").count() == (0 if wanted else 3)
     # Plotly's own legend, of the layers, is left alone.
     assert visit.view.locator("[data-figure^=layer_bytes] .legend .traces").count() == 6
 
@@ -153,6 +193,7 @@ def test_the_button_makes_page_and_charts_dark_and_it_stays_so(visit):
     visit.view.click("#theme")
     night = _colours(visit)
     assert all(light[part] != night[part] for part in light)
+    assert visit.traces("frontier")[1]["colour"] == night["text"]
     visit.view.reload()
     assert _colours(visit) == night
 
@@ -166,7 +207,8 @@ def test_a_dark_system_gets_a_dark_page_and_can_have_a_light_one(visit):
 
 
 @phone
-def test_on_a_phone_nothing_is_wider_than_the_screen(visit):
+def test_on_a_phone_nothing_is_wider_than_the_screen(visit, runs):
+    _check_frontier(visit, runs)
     for details in visit.view.locator("details").all():
         details.evaluate("each => { each.open = true; }")
     assert visit.view.evaluate("document.documentElement.scrollWidth") <= 375

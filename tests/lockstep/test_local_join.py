@@ -44,8 +44,7 @@ def test_all_come_to_an_end_with_one_model_and_can_go_on(name, counts):
             assert torch.equal(rank.x, rank.anchor) or rank.rounds.averages
         return seen, rank.now.number
 
-    make = sgd(0.1) if name in ("post_local", "parallel_clip") else sgd(0.1, momentum=0.5)
-    ends = run(METHODS_TOLD[name], 3, job, make=make)
+    ends = run(METHODS_TOLD[name], 3, job, make=sgd(0.1, momentum=0.5))
     assert len({number for _, number in ends}) == 1
     for seen, _ in ends:
         for ours, first in zip(seen, ends[0][0], strict=True):

@@ -25,7 +25,10 @@ BUCKETS = [["w", "s"], ["v"], ["empty", "b"]]
 def _bytes_of_the_next_step(world: World) -> int:
     """What one rank will hand over, from what all ranks know before the step."""
     method, state, item = world.method, world.save()[0], world.dtype.itemsize
-    setting = replace(method.compressor, **state["setting"])
+    parts = {name: (getattr(method.compressor, name), value) for name, value in state["setting"].items()}
+    # Where a compressor holds another one, that one's settings are saved by name too.
+    saved = {k: replace(old, **new) if isinstance(new, dict) else new for k, (old, new) in parts.items()}
+    setting = replace(method.compressor, **saved)
     _, compressor = method.tuner.update(state["tuner"], Observation(**state["seen"]), setting)
     if method.scope == "model":
         layouts = [MODEL.merged()]
@@ -38,7 +41,7 @@ def _bytes_of_the_next_step(world: World) -> int:
             total += message_bytes(plan, numel=layout.numel, value_bytes=item)
         else:
             # Dense is as bare as DDP's own; others carry the 32 bits of a digest behind their values.
-            total += (plan.known_count + (0 if method.name == "dense" else 32)) * item
+            total += (plan.known_count + (0 if compressor.name == "dense" else 32)) * item
     return total
 
 

@@ -168,6 +168,23 @@ def test_what_an_exchange_raises_on_one_rank_is_raised_and_ends_all():
     assert sum(type(error) is GroupError for error in caught) == 1
 
 
+def test_what_the_last_rank_raises_while_it_acts_wakes_those_that_wait():
+    def bad():
+        yield AllReduce(send=torch.zeros(1))
+        raise GroupError("ranks disagree")
+
+    world = Lockstep(2, threaded=True)
+    world.ports[1].start(_sum(1.0), label="a trap")
+    threads, raised = _ends(world, 1)
+    while not world.ports[1].waits_in:
+        time.sleep(0.001)
+    world.ports[0].start(bad(), label="a trap")
+    with pytest.raises(GroupError, match="ranks disagree"):
+        world.ports[0].drain()
+    _join(threads)
+    assert isinstance(raised[1].__cause__, GroupError)
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 def test_what_a_rank_raises_between_exchanges_is_raised(rank):
     def loop(port):

@@ -99,7 +99,7 @@ REFUSED = {
         TypeError,
         r"a method third, got TopK\(density=0\.1",
     ),
-    "no method": (lambda g: (*_good(), None, {}), TypeError, "a method third, got None"),
+    "no method but False": (lambda g: (*_good(), False, {}), TypeError, "a method third, got False"),
     "a number for a scaler": (
         lambda g: (*_good(), laconic.topk(), {"scaler": 1024.0}),
         TypeError,

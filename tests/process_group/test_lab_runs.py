@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import json
+import math
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from laconic.lab.folder import RunFolder, read_lines
+from laconic.lab.method_words import folder_name, make
 from laconic.lab.session import Ending, Trial, run_trials
 from laconic.lab.spec import Spec
 from laconic.lab.tasks import Lm, Logreg, Speech, Vision
 from laconic.lab.tasks.lm import LmWork
 from laconic.lab.training import Training
+from laconic.methods import METHODS
 from pool import run_alone
 
 TRAINING = Training(steps=9, batch=2, log_every=4, eval_every=6)
 SMALL = Lm(hidden=8, length=6)
 BATCH = LmWork.batch
+SUMMARY = [
+    "metric", "best", "final", "wire_bytes_sent_per_rank", "dense_bytes_per_rank", "ratio", "steps", "syncs",
+    "seconds", "seed",
+]  # fmt: skip
 
 
 def _spec(**settings: object) -> Spec:
@@ -75,6 +85,88 @@ def test_from_a_checkpoint_between_two_lines_a_run_goes_on_as_if_it_had_never_st
     resumed = _result(run_alone(ranks, _trial, spec, tmp_path, True, within_seconds=50))
     assert _untimed(resumed) == _untimed(straight)
     assert [*map(_untimed, read_lines(tmp_path / "steps.jsonl"))] == [*map(_untimed, lines)]
+
+
+LOCAL = ("celgc:every=16", "episode:every=7", "celgc:every=16:send=topk+density=0.1")
+LONGER = replace(TRAINING, steps=24, eval_every=12)
+
+
+def _all(group, words: tuple[str, ...], spec: Spec, out: Path, resume: bool = False) -> Ending:
+    specs = [replace(spec, method=word) for word in words]
+    trials = [Trial(spec=each, folder=out / folder_name(each.method), resume=resume) for each in specs]
+    return run_trials(tuple(trials), {}, True)
+
+
+def _interrupted(self, step):
+    if step == 17:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return BATCH(self, step)
+
+
+def _stopped(group, word: str, spec: Spec, out: Path) -> Ending:
+    LmWork.batch = _interrupted
+    return _all(group, (word,), spec, out)
+
+
+def _results(ranks, words: tuple[str, ...]) -> dict[str, dict]:
+    assert [rank.message for rank in ranks] == [""] * len(ranks), ranks
+    assert [rank.value.error for rank in ranks] == [None] * len(ranks)
+    for ours, theirs in zip(*(rank.value.results for rank in ranks), strict=True):
+        assert ours["weights_sha256"] == theirs["weights_sha256"], ours["label"]
+    return dict(zip(words, ranks[0].value.results, strict=True))
+
+
+def test_a_run_that_was_killed_in_the_middle_of_a_round_goes_on_to_the_same_bits(tmp_path):
+    spec = _spec(training=LONGER)
+    straight = _results(run_alone(2, _all, LOCAL, spec, tmp_path, within_seconds=50), LOCAL)
+    lines = {word: read_lines(tmp_path / folder_name(word) / "steps.jsonl") for word in LOCAL}
+    for word in LOCAL:
+        saved = tmp_path / folder_name(word) / "checkpoints"
+        first, second = (RunFolder(saved.parent).load_rank(20, f"rank-0000{rank}") for rank in (0, 1))
+        apart = [name for name, p in first["parameters"].items() if not torch.equal(p, second["parameters"][name])]
+        assert apart, "within a round every rank has a model of its own"
+        (saved / "latest.json").write_text(json.dumps({"step": 20}))
+    resumed = _results(run_alone(2, _all, LOCAL, spec, tmp_path, True, within_seconds=50), LOCAL)
+    for word in LOCAL:
+        assert _untimed(resumed[word]) == _untimed(straight[word])
+        again = read_lines(tmp_path / folder_name(word) / "steps.jsonl")
+        assert [*map(_untimed, again)] == [*map(_untimed, lines[word])]
+
+
+def test_a_run_that_was_stopped_in_the_middle_of_a_round_goes_on_to_the_same_bits(tmp_path):
+    word, spec = LOCAL[0], _spec(training=LONGER)
+    straight = _results(run_alone(2, _all, (word,), spec, tmp_path / "straight", within_seconds=50), (word,))
+    stopped = run_alone(2, _stopped, word, spec, tmp_path, within_seconds=50)
+    assert [rank.value.stopped for rank in stopped] == [True, True]
+    half = RunFolder(tmp_path / folder_name(word)).result()
+    assert (half["finished"], half["syncs"]) == (False, 1)
+    assert 18 <= half["steps"] < 24
+    resumed = _results(run_alone(2, _all, (word,), spec, tmp_path, True, within_seconds=50), (word,))
+    assert _untimed(resumed[word]) == _untimed(straight[word])
+
+
+def test_every_local_method_trains_and_ends_with_one_model_on_all_ranks(tmp_path):
+    local = {name: make(name).local for name in METHODS}
+    words = tuple(name for name, steps in local.items() if steps is not None)
+    spec = _spec(task=Lm(hidden=16, length=6), training=replace(TRAINING, steps=40, eval_every=20))
+    results = _results(run_alone(2, _all, words, spec, tmp_path, within_seconds=50), words)
+    for word, result in results.items():
+        assert result["finished"], word
+        assert list(result)[:10] == SUMMARY
+        assert math.isfinite(result["final"])
+        assert result["wire_bytes_sent_per_rank"] > 0
+        lines = read_lines(tmp_path / word / "steps.jsonl")
+        assert all(line.keys() >= {"syncs", "every", "drift"} for line in lines)
+        assert lines[-1]["syncs"] == result["syncs"]
+        assert lines[-1]["loss"] < lines[0]["loss"], word
+        if local[word].start == 0:
+            # What is left of a round at the end is a round, too; a batch that only measures is no step of one.
+            rounds = math.ceil(40 / local[word].period.first)
+            assert rounds - 1 <= result["syncs"] <= rounds, word
+            assert result["ratio"] > 1, word
+            assert lines[-1]["drift"] > 0
+    assert results["parallel_clip"]["syncs"] == results["post_local"]["syncs"] == 40
+    assert {line["every"] for line in read_lines(tmp_path / "parallel_clip" / "steps.jsonl")} == {1}
 
 
 def test_a_finished_run_that_is_resumed_stays_as_it_was(tmp_path):

@@ -83,6 +83,11 @@ def test_zeros_stay_zeros_and_count_for_nothing():
     x = torch.tensor([0.0, 1.0, 0.0, 3.0, 0.0, 0.0])
     sent = taken_by(Binned(inner=ALL), Flat(x, segments_of([4, 2])))
     assert sent.payload.values.tolist() == [0.0, 1.0, 0.0, 3.0, 0.0, 0.0]
+    few = normal(30, 1) + 1
+    alone = taken_by(Binned(inner=ALL), Flat(few, segments_of([30])))
+    among = taken_by(Binned(inner=ALL), Flat(torch.cat([few, torch.zeros(50)]), segments_of([80])))
+    assert torch.equal(among.decoded()[:30], alone.decoded())
+    assert not among.decoded()[30:].any()
 
 
 def test_unused_room_stays_zero(monkeypatch):

@@ -33,8 +33,8 @@ class Compare:
 
     task: TaskChoice
     methods: str = "dense,topk,sdagc"
-    """Methods between commas, each with its settings: dense,topk:density=0.01,sdagc:c=20. How a local method sends is
-    a method within it, with + for the colons: celgc:every=16:send=topk+density=0.01."""
+    """Methods between commas, each with its settings: dense,topk:density=0.01,sdagc:c=20. How a local method sends
+    is a method within it, with + for the colons: celgc:every=16:send=topk+density=0.01."""
     where: Where = field(default_factory=Where)
     training: Training = field(default_factory=Training)
 

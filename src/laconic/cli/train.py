@@ -88,8 +88,8 @@ def _print(result: dict[str, Any], folder: Path) -> None:
     console.print(f"{result['label']} {ending}. {result['metric']}: {scores or 'not evaluated'}")
     syncs = f" in {result['syncs']:,} syncs" if result["syncs"] < result["steps"] else ""
     console.print(
-        f"{result['wire_bytes_sent_per_rank']:,} bytes sent a rank{syncs}, {times(result['ratio'])} fewer than dense; "
-        f"{result['seconds']:.1f} s of training, {result['data_share']:.2%} of it waiting for data"
+        f"{result['wire_bytes_sent_per_rank']:,} bytes sent a rank{syncs}, {times(result['ratio'])} fewer than "
+        f"dense; {result['seconds']:.1f} s of training, {result['data_share']:.2%} of it waiting for data"
     )
     more = f"laconic report {folder}" if result["finished"] else f"laconic train --resume {folder}"
     console.print(f"{folder}: spec.json, environment.json, steps.jsonl, checkpoints, result.json. Next: {more}")

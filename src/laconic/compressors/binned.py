@@ -80,16 +80,15 @@ class Binned:
 
 def _rounded(values: Tensor, owner: Tensor, owners: int, bins: int) -> Tensor:
     """Return each value's bin mean, bins being those of its owner; a zero stays what it is."""
-    exact, said = values.to(torch.float64), values != 0
+    exact = values.to(torch.float64)
     # Zeros, and with them the unused room of a payload, go to one owner more, which stands for nothing.
-    owner = torch.where(said, owner, owners)
+    owner = torch.where(values != 0, owner, owners)
     centred = exact - _means(exact, owner, owners + 1)[owner]
     width = _SPAN / bins * _means(centred.square(), owner, owners + 1).sqrt()[owner]
     # Values that are all alike have no width, and what is not finite has none either: any bin will do.
     place = torch.nan_to_num(centred / width + bins / 2, nan=0.0, posinf=bins, neginf=0.0)
     at = owner * bins + place.round().clamp(0, bins - 1).to(torch.int64)
-    rounded = _means(exact, at, (owners + 1) * bins)[at].to(values.dtype)
-    return torch.where(said, rounded, values)
+    return _means(exact, at, (owners + 1) * bins)[at].to(values.dtype)
 
 
 def _means(values: Tensor, owner: Tensor, owners: int) -> Tensor:

@@ -7,7 +7,7 @@ agree on of the round before, so that every rank comes to the same one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, isfinite, isnan, nan, sqrt
+from math import ceil, inf, isfinite, isnan, nan, sqrt
 from typing import ClassVar, Protocol, runtime_checkable
 
 from laconic.arguments import check_number, check_whole
@@ -189,6 +189,8 @@ class DriftBudget:
 
     def update(self, state: PeriodState, seen: RoundSeen) -> PeriodState:  # noqa: ARG002
         """Take as many steps as the budget allows at the pace of this round."""
-        fit = seen.every * self.budget / seen.drift if seen.drift > 0 else 2.0 * seen.every
+        # A round in which a rank walked to where numbers end was too long by any measure.
+        pace = inf if isnan(seen.drift) else seen.drift
+        fit = seen.every * self.budget / pace if pace > 0 else 2.0 * seen.every
         fit = min(max(fit, seen.every / 2), 2.0 * seen.every)
         return {"every": min(max(1, int(fit)), self.most)}

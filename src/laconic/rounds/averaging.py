@@ -33,6 +33,14 @@ class Averaging:
         self.done = attends
         return ranks > 0
 
+    def catch_up(self, steps: int, *, rank: int) -> list[int]:
+        """Give ranks that had no more batches the model of one that took most steps; return the steps of all."""
+        taken = [int(row[0]) for row in self._meeting.table([float(steps)])]
+        if min(taken) < max(taken):
+            mine = self._arena.values() if rank == taken.index(max(taken)) else self._arena.zeros()
+            self._arena.set_values(self._meeting.sum_(mine, "the model of ranks that had more batches"))
+        return taken
+
     def finish_(self) -> bool:
         """Leave the mean clipped to the threshold in the gradients; return whether it is finite."""
         mean = self._arena.zeros()

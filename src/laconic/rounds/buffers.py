@@ -30,7 +30,8 @@ class BufferCare:
         self._inputs: deque[tuple[Any, dict[str, Any]]] = deque(maxlen=_INPUTS)
         self._handle: RemovableHandle | None = None
         if self._norms:
-            self._handle = module.register_forward_pre_hook(self._keep, with_kwargs=True)
+            # A function, which copies of the module share: a method would have them copy the group as well.
+            self._handle = module.register_forward_pre_hook(lambda *call: self._keep(*call), with_kwargs=True)
 
     @staticmethod
     def of(local: LocalSteps, module: nn.Module, meeting: Meeting, *, ranks: int) -> BufferCare | None:
@@ -63,7 +64,7 @@ class BufferCare:
         return [b for b in self._module.buffers() if b.is_floating_point()]
 
     def _keep(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        if module.training and torch.is_grad_enabled():
+        if module is self._module and module.training and torch.is_grad_enabled():
             self._inputs.append((args, kwargs))
 
     def _recompute(self) -> None:

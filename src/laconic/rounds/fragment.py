@@ -26,6 +26,8 @@ class Fragment:
         # While its exchange is under way the drift becomes the mean of all.
         self.flying = False
         self.walked = 0.0
+        # Whether this rank has taken steps since the last exchange began.
+        self.worked = False
         # Whether this rank began from the anchor minus what was held back, or from the anchor itself.
         self.holds = False
 
@@ -55,7 +57,8 @@ class Fragment:
 
     def restart(self, held_back: Tensor | None, *, mix: float) -> None:
         """Move the parameters to the anchor minus what is held back, or a part of the way."""
-        self.holds = held_back is not None
+        # What came after the exchange began is dropped, or mixed in.
+        self.holds, self.worked = held_back is not None, self.worked and mix > 0
         begin = self.anchor if held_back is None else self.anchor - held_back
         self.arena.set_values(torch.lerp(begin, self.arena.values(), mix) if mix else begin)
 

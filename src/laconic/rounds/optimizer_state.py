@@ -15,6 +15,7 @@ from torch import Tensor
 
 from laconic.errors import LaconicError
 from laconic.layout import flatten
+from laconic.local.steps import OptimizerState
 from laconic.rounds.arena import Arena
 from laconic.rounds.meeting import Meeting
 
@@ -22,6 +23,14 @@ from laconic.rounds.meeting import Meeting
 _KINDS = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "grad_avg", "acc_delta",
 "sum",
           "exp_inf", "prev")  # fmt: skip
+
+
+def see_to(what: OptimizerState, optimizer: torch.optim.Optimizer, arena: Arena, meeting: Meeting) -> None:
+    """Do at a sync what the method says: keep the state, average it over ranks, or reset it."""
+    if what == "average":
+        average_(optimizer, arena, meeting)
+    elif what == "reset":
+        reset(optimizer, arena)
 
 
 @torch.no_grad()

@@ -64,7 +64,7 @@ class Rounds:
         self._names = {id(p): name for name, p in parameters.items()}
         self._bytes = sum(p.numel() * p.element_size() for p in parameters.values())
         self._now = Progress()
-        self._began = self._takes_step = self._measured = self._ends = False
+        self._began = self._takes_step = self._measured = self._ends = self._told = False
         self._before: Tensor | None = None
         self._agreed: Agreed | None = None
 
@@ -93,7 +93,8 @@ class Rounds:
         return participants_of(self.local, self._now.number, self._ranks)
 
     def observe(self, loss: float) -> None:
-        """Take in this rank's loss of the step under way."""
+        """Take in this rank's loss of the step under way; one that is not finite counts for nothing."""
+        self._told = True
         if isfinite(loss):
             self._now.loss_sum, self._now.loss_count = self._now.loss_sum + loss, self._now.loss_count + 1
 
@@ -131,9 +132,10 @@ class Rounds:
             now.averaged += 1
             now.clipped += self._takes_step and self._averaging.clipped
             if not self.averages:
-                self._sync.take_anchors()
+                self._catch_up()
         elif not self._measured:
             now.in_round, now.worked = now.in_round + 1, True
+            self._sync.work()
             if self._takes_step:
                 now.clipped += self._gradients.clipped
                 now.reach += self._length()
@@ -144,14 +146,23 @@ class Rounds:
 
         Ranks that come first take part in the others' syncs, standing still, until these come too.
         """
-        self._ends, now = True, self._now
+        self._ends, averaged = True, self.averages
         while self.averages and self._averaging.exchange(attends=False):
-            now.step += 1
-            if not self.averages:
-                self._sync.take_anchors()
+            self._now.step += 1
+        if averaged:
+            self._catch_up()
         if not self.averages:
             self._finish_rounds()
         self._ends = False
+
+    def _catch_up(self) -> None:
+        """Agree on the model that averaged gradients have led to."""
+        taken = self._averaging.catch_up(self._now.averaged, rank=self._rank)
+        if min(taken) < max(taken):
+            # Some have the momentum of an older model, and further steps must be the same.
+            optimizer_state.reset(self._optimizer, self._arena)
+        self._now.averaged = max(taken)
+        self._sync.take_anchors()
 
     def _finish_rounds(self) -> None:
         now, all_end = self._now, False
@@ -181,8 +192,7 @@ class Rounds:
 
     def stats(self, reduced: Stats) -> Stats:
         """Return the reducer's numbers with those of the rounds in their places."""
-        dense_bytes = self._now.step * self._bytes
-        every = 1 if self.averages else self.every
+        every, dense_bytes = 1 if self.averages else self.every, self._now.step * self._bytes
         return with_rounds(reduced, self._now, self._meeting, every=every, dense_bytes=dense_bytes)
 
     def state_dict(self) -> dict[str, Any]:
@@ -226,6 +236,8 @@ class Rounds:
             return finite
         senders = self.senders
         if senders is not None and self._rank not in senders and not self._gradients.begins:
+            if now.in_round == 0:
+                self._gradients.pass_by()
             return False
         verdict = self._gradients.prepare_(first=now.in_round == 0, every=self.every, missed=missed)
         self._measured = verdict == "measured"
@@ -247,32 +259,24 @@ class Rounds:
         now, rates = self._now, rates_of(self._optimizer, self._names).values()
         if now.loss_count:
             self._reducer.loss = now.loss_sum / now.loss_count
-        elif self.method.needs_loss and now.worked:
+        elif self.method.needs_loss and now.worked and not self._told:
             raise LaconicError(
                 f"the law of {self.method.name} follows the loss, and none was told. "
                 f"Call link.observe(loss) before loss.backward()."
             )
         standing = Standing(
-            number=now.number,
-            step=now.step,
-            in_round=now.in_round,
-            ends=self._ends,
-            worked=now.worked,
-            loss_sum=now.loss_sum,
-            loss_count=now.loss_count,
-            rate=sum(rates) / max(1, len(rates)),
-        )
+            number=now.number, step=now.step, in_round=now.in_round, ends=self._ends, loss_sum=now.loss_sum,
+            loss_count=now.loss_count, rate=sum(rates) / max(1, len(rates)),
+        )  # fmt: skip
         self._agreed = self._sync.start(index, standing, self.senders)
-        now.loss_sum, now.loss_count, now.worked = 0.0, 0, False
+        now.loss_sum, now.loss_count, now.worked, self._told = 0.0, 0, False, False
         return self._agreed.all_end
 
     def _land(self, *, last: bool = False) -> None:
         lost, flew = self._sync.poisoned_here, bool(self._sync.flying)
         apart = self._sync.land(last=last)
-        if not flew:
-            # At the end of the run, right after a sync: its numbers stand.
-            return
-        self._now.drift = apart
+        # Where a run ends with a full round, nothing flies any more: the numbers of that sync stand.
+        self._now.drift = apart if flew else self._now.drift
         if isnan(self._now.drift) and lost:
             # What brought this rank there is still in its momentum.
             optimizer_state.reset(self._optimizer, self._arena)
@@ -282,10 +286,7 @@ class Rounds:
         self._gradients.end_round(self.senders, rank=self._rank)
         if self._care is not None:
             self._care.see_to()
-        if self.local.optimizer_state == "average":
-            optimizer_state.average_(self._optimizer, self._arena, self._meeting)
-        elif self.local.optimizer_state == "reset":
-            optimizer_state.reset(self._optimizer, self._arena)
+        optimizer_state.see_to(self.local.optimizer_state, self._optimizer, self._arena, self._meeting)
         if self._agreed is not None:
             self._period = self.local.period.update(self._period, self._agreed.seen)
         if now.reach:

@@ -28,24 +28,23 @@ class Standing:
     step: float
     in_round: float
     ends: float
-    worked: float
     loss_sum: float
     loss_count: float
     rate: float
 
     def row(self, walked: float) -> list[float]:
         """Return the numbers in the order of the table."""
-        return [self.number, self.step, self.in_round, self.ends, self.worked, self.loss_sum, self.loss_count,
-                self.rate, walked]  # fmt: skip
+        return [self.number, self.step, self.in_round, self.ends, self.loss_sum, self.loss_count, self.rate,
+                walked]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Agreed:
-    """What the table says to all: how the round went, whether all ranks are at their end, how many worked."""
+    """What the table says to all: how the round went, whether all are at their end, how many worked by fragment."""
 
     seen: RoundSeen
     all_end: bool
-    worked: int
+    worked: tuple[int, ...]
 
 
 class Sync:
@@ -71,22 +70,27 @@ class Sync:
 
     def start(self, index: int, standing: Standing, senders: tuple[int, ...] | None) -> Agreed:
         """Start the exchange of a fragment's drift; where all ranks are at their end, of all fragments'."""
-        self.fragments[index].measure(self._held_back(self.fragments[index]))
+        for fragment in self.fragments if standing.ends else [self.fragments[index]]:
+            fragment.measure(self._held_back(fragment))
         agreed = self._agree(standing, self.fragments[index])
-        if agreed.all_end and not agreed.worked and len(self.fragments) == 1:
+        if agreed.all_end and not any(agreed.worked):
             # Nobody has taken a step since the last sync.
             return agreed
-        self.flying = list(self.fragments) if agreed.all_end else [self.fragments[index]]
         self._reducer.begin_step(senders=senders)
-        for fragment in self.flying:
-            if agreed.all_end:
-                fragment.measure(self._held_back(fragment))
+        for i in range(len(self.fragments)) if agreed.all_end else [index]:
+            fragment, worked = self.fragments[i], agreed.worked[i]
             # A rank that has gone stands still: the mean is that of those who worked.
-            if senders is None and 0 < agreed.worked < self._ranks:
-                fragment.drift.mul_(self._ranks / agreed.worked)
+            if senders is None and 0 < worked < self._ranks:
+                fragment.drift.mul_(self._ranks / worked)
             self._reducer.begin(fragment.drift, fragment.arena.segments)
-            fragment.flying = True
+            fragment.flying, fragment.worked = True, False
+            self.flying.append(fragment)
         return agreed
+
+    def work(self) -> None:
+        """Note that this rank has attempted a step."""
+        for fragment in self.fragments:
+            fragment.worked = True
 
     def arrive(self) -> None:
         """Wait until the mean has come; it is applied when its time comes."""
@@ -123,12 +127,13 @@ class Sync:
         """Return copies; what is under way is waited for, not applied."""
         self.arrive()
         parts = [fragment.state_dict() for fragment in self.fragments]
-        return {"fragments": parts, "holds": [f.holds for f in self.fragments], "poisoned": self._poisoned}
+        marks = [[fragment.holds, fragment.worked, fragment.walked] for fragment in self.fragments]
+        return {"fragments": parts, "marks": marks, "poisoned": self._poisoned}
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Raise ``ValueError`` if a saved state does not fit."""
         parts = len(self.fragments)
-        if "poisoned" not in state or not len(state.get("fragments", ())) == len(state.get("holds", ())) == parts:
+        if "poisoned" not in state or not len(state.get("fragments", ())) == len(state.get("marks", ())) == parts:
             raise ValueError("the saved rounds have other fragments. Attach the method that saved them.")
         for fragment, saved in zip(self.fragments, state["fragments"], strict=True):
             fragment.check(saved)
@@ -137,14 +142,16 @@ class Sync:
         """Go on from a saved state."""
         for fragment, saved in zip(self.fragments, state["fragments"], strict=True):
             fragment.load_state_dict(saved)
-        for fragment, holds in zip(self.fragments, state["holds"], strict=True):
-            fragment.holds = holds
+        for fragment, marks in zip(self.fragments, state["marks"], strict=True):
+            fragment.holds, fragment.worked, fragment.walked = marks
         self.flying, self._poisoned = [f for f in self.fragments if f.flying], state["poisoned"]
 
     def _agree(self, standing: Standing, fragment: Fragment) -> Agreed:
         shape = zlib.crc32(self._reducer.agreement().encode())
-        table = self._meeting.table([*standing.row(fragment.walked**2), shape])
-        numbers, steps, in_round, ends, worked, losses, counts, rates, walked, shapes = zip(*table, strict=True)
+        # One that has ended and was mixed with the anchor does not work any more, and is still elsewhere.
+        moved = [float(part.worked or part.walked > 0) for part in self.fragments]
+        table = self._meeting.table([*standing.row(fragment.walked**2), shape, *moved])
+        numbers, steps, in_round, ends, losses, counts, rates, walked, shapes, *worked = zip(*table, strict=True)
         if len(set(numbers)) > 1 or len(set(shapes)) > 1:
             raise GroupError(
                 f"ranks are in unlike rounds: {[int(n) for n in numbers]}, rank by rank, or have loaded unlike "
@@ -159,7 +166,7 @@ class Sync:
             rate=sum(rates) / len(rates),
             drift=sqrt(sum(walked) / len(walked)) / norm,
         )
-        return Agreed(seen=seen, all_end=all(ends), worked=int(sum(worked)))
+        return Agreed(seen=seen, all_end=all(ends), worked=tuple(int(sum(column)) for column in worked))
 
     def _held_back(self, fragment: Fragment) -> Tensor | None:
         if not self._local.restart:

@@ -18,7 +18,10 @@ LSTM = {
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """A run to make up. With ``stops_at`` its result is missing; from ``diverges_at`` on its loss is NaN."""
+    """A run to make up. With ``stops_at`` its result is missing; from ``diverges_at`` on its loss is NaN.
+
+    With ``local_every`` ranks step by themselves for rounds of so many steps.
+    """
 
     method: str = "topk:density=0.01"
     density: float = 0.01
@@ -34,6 +37,7 @@ class Made:
     metric: str = "perplexity"
     task: Mapping[str, Any] | None = None
     step_seconds: float = 0.048
+    local_every: int | None = None
 
     @property
     def folder(self) -> str:
@@ -106,6 +110,9 @@ def _lines(made: Made) -> list[dict[str, Any]]:
             "owed_norm": 0.0 if density == 1 else 2 - 2 * math.exp(-step / 90),
             "clipped_share": 0.3 + 0.1 * noise.random() if made.clips else 0.0, "skipped_steps": 0,
         }  # fmt: skip
+        if made.local_every is not None:
+            syncs = step // made.local_every
+            line |= {"syncs": syncs, "every": made.local_every, "drift": 3 / syncs if syncs else 0.0}
         if step % made.eval_every == 0:
             quality = math.exp(loss) if made.metric == "perplexity" else 1 / (0.2 + loss)
             line |= {"metric": math.inf if gone else quality, "eval_loss": math.nan if gone else loss}
@@ -127,7 +134,8 @@ def _result(made: Made, lines: list[dict[str, Any]]) -> dict[str, Any]:
         "best": (min if made.metric == "perplexity" else max)(evaluated, default=None),
         "final": evaluated[-1] if evaluated else None, "final_loss": last["loss"], "train_loss": last["loss"],
         "wire_bytes_sent_per_rank": last["wire_bytes"], "dense_bytes_per_rank": last["dense_bytes"],
-        "ratio": last["dense_bytes"] / last["wire_bytes"], "steps": made.steps, "syncs": made.steps,
+        "ratio": last["dense_bytes"] / last["wire_bytes"],
+        "steps": made.steps, "syncs": last.get("syncs", made.steps),
         "seconds": last["seconds"], "seed": made.seed, "data_share": 0.001,
         "density": sum(line["density"] for line in lines) / len(lines), "clipped_share": last["clipped_share"],
         "skipped_steps": 0, "finished": True, "entries": dict(made.entries or LSTM),

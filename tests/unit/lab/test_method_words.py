@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 import laconic
@@ -26,6 +28,18 @@ def test_a_task_that_clips_has_methods_clip_that_can():
     assert make("sdagc:clip=2.0", clip=0.25) == laconic.sdagc(clip=2.0)
     assert make("topk", clip=0.25) == laconic.topk()
     assert make("sdagc", clip=0.0) == laconic.sdagc()
+    assert make("celgc", clip=0.25) == laconic.celgc(clip=0.25)
+    assert make("celgc:send=sdagc", clip=0.25) == laconic.celgc(clip=0.25, send=laconic.sdagc())
+
+
+def test_how_a_local_method_sends_is_a_word_within_the_word():
+    inner = laconic.topk(0.01, memory="update")
+    assert make("celgc:every=16:send=topk+density=0.01+memory=update") == laconic.celgc(16, send=inner)
+    # Settings of the outer method may stand behind it.
+    assert make("local_sgd:send=sdagc+c=15+masking=false:every=4") == laconic.local_sgd(
+        4, send=laconic.sdagc(15, masking=False)
+    )
+    assert make("episode:send=dense") == make("episode:send=None") == laconic.episode()
 
 
 @pytest.mark.parametrize(
@@ -37,6 +51,14 @@ def test_a_task_that_clips_has_methods_clip_that_can():
         ("topk:depth=3", r"topk\(\) has no setting depth. It has: density"),
         ("topk:density=2", r"density must be a number in \(0, 1\], got 2"),
         ("topk:density=many", "density must be a number"),
+        ("celgc:send=tpk+density=0.1", "sends by 'tpk.density=0.1', which is no method: no method is called 'tpk'"),
+        ("celgc:send=topk+0.1", "'topk.0.1', which is no method: .* settings stand behind a .+, as in send=topk"),
+        ("celgc:send=topk+depth=3:every=4", r"sends by 'topk.depth=3', .* topk\(\) has no setting depth"),
+        ("celgc:send=topk+density=2", r"sends by 'topk.density=2', .* density must be a number in \(0, 1\], got 2"),
+        ("celgc:send=topk:density=0.1", r"celgc\(\) has no setting density"),
+        ("celgc:send=", "sends by '', which is no method"),
+        ("celgc:send=local_sgd", r"send=local_sgd\(\) has local steps of its own"),
+        ("topk:send=dense", r"topk\(\) has no setting send"),
     ],
 )
 def test_a_word_that_names_none_is_refused(word, said):
@@ -53,13 +75,24 @@ def test_lists_of_methods():
 
 def test_unlike_words_have_unlike_folders():
     assert folder_name("topk:density=1e-3") == "topk-density=1e-3"
-    assert folder_name("sdagc:law=../x") == "sdagc-law=..-x"
+    words = [
+        "celgc", "celgc:send=topk", "celgc:send=topk+density=0.01", "celgc:send=topk:density=0.01",
+        "celgc:send=topk+density=0.01+memory=update", "celgc:send=topk+density=0.01:every=4",
+        "topk:memory='update'", 'topk:memory="update"', "topk:memory=update", "sdagc:law=../x", "sdagc:law=..:x",
+        *(f"celgc:{':'.join(f'setting_{i}=1' for i in range(20))}:every={every}" for every in (4, 8)),
+    ]  # fmt: skip
+    names = [folder_name(word) for word in words]
+    assert len(set(names)) == len(words)
+    for name in names:
+        assert re.fullmatch(r"[\w.=+-]{1,130}", name)
+        assert not name.startswith(".")
 
 
 def test_every_method_can_be_said_what_it_is():
     assert set(PAPERS) == set(METHODS)
     for name in METHODS:
         said = about(name)
-        assert said.what.startswith("Send ")
         assert said.what.endswith(".")
+        assert said.what.startswith("Send ") or make(name).local is not None
+        assert said.paper
     assert about("dense").settings == {}

@@ -22,7 +22,6 @@ from laconic.lab.report.read import Run
 from laconic.lab.report.sections import Chart, again, charts, commands_of, layers, methods, notes, results
 from laconic.lab.report.tables import csv_text, markdown, rows_of
 
-
 # Charts that only some methods have are lower than the others.
 _SMALL_PIXELS = 270
 

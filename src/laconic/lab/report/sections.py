@@ -113,9 +113,9 @@ def notes(runs: Sequence[Run], each: int) -> str:
     ]
     if any("syncs" in line for run in runs for line in run.steps):
         said.append(
-            "Syncs counts exchanges. With local steps each rank steps by itself for a round, and the mean of what all "
-            "have walked is exchanged at its end; evaluations then look at the mean of the ranks' models, and those "
-            "bytes are not counted."
+            "Syncs counts exchanges. With local steps each rank steps by itself for a round, and at its end the "
+            "mean of what all have walked is exchanged. Evaluations within a round look at the mean of the ranks' "
+            "models; those bytes are not counted."
         )
     if any(run.dense for run in runs):
         said.append("Against dense: final value minus that of the dense run, which has the same seed and data.")
