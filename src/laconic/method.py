@@ -88,7 +88,7 @@ class Method:
             raise ValueError(
                 "momentum='method' is for gradients of every step; drifts have an outer step of their own."
             )
-        if local.restart and self.memory == "none":
+        if local.restart != 0 and self.memory == "none":
             raise ValueError(f"restart={local.restart} is a share of what is owed, and memory='none' owes nothing.")
         if local.participants is not None and isinstance(self.exchange, ReduceMean):
             raise ValueError(

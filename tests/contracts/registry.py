@@ -263,15 +263,6 @@ def recipes() -> list[Method]:
     return [method for methods in RECIPES.values() for method in methods]
 
 
-def every_step_recipes() -> list[Method]:
-    return [method for method in recipes() if method.local is None]
-
-
-def local_recipes() -> list[Method]:
-    """Recipes with rounds of local steps. By hand, a reducer exchanges their drifts as it does gradients."""
-    return [method for method in recipes() if method.local is not None]
-
-
 def label(method: Method) -> str:
     """A method's name and settings, short enough to read in a list of tests."""
     parts = (method.name, repr(method.compressor), method.tuner.name, method.memory, method.scope)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -87,7 +89,7 @@ def test_whose_norm_it_is(norm_by, lengths):
         for grad in grads[rank.rank]:
             rank.follow(grad)
             seen.append(rank.x.item())
-        return [abs(b - a) for a, b in zip(seen, seen[1:], strict=False)]
+        return [abs(b - a) for a, b in pairwise(seen)]
 
     method = laconic.celgc(every=3, clip=2.0, norm_by=norm_by)
     for ours, golden in zip(run(method, 2, job, model=Point(1), make=sgd(1.0)), lengths, strict=True):
@@ -100,7 +102,7 @@ def test_the_mean_gradient_is_held_for_one_round_only():
         for grad in (8.0, 8.0, 1.0, 8.0):
             rank.follow(grad)
             seen.append(rank.x.item())
-        return [a - b for a, b in zip(seen, seen[1:], strict=False)]
+        return [a - b for a, b in pairwise(seen)]
 
     method = laconic.celgc(every=2, clip=2.0, norm_by="global_average")
     # In the second round the mean's norm is 1, under the threshold: nothing is clipped.

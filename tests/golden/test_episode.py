@@ -82,7 +82,7 @@ def test_a_sample_of_ranks_comes_near_the_minimiser(ranks, participants):
 
 
 def test_all_of_a_round_clips_or_none():
-    """Fully normalised where the mean at the round's start is over the threshold, even if a step's norm is small."""
+    """Fully normalised where the mean at the round's start is over the threshold, even if a step is small."""
 
     def job(rank):
         lengths = []

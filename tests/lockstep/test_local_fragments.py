@@ -123,5 +123,5 @@ def test_layers_are_dealt_out_and_too_many_fragments_are_refused():
     parts = in_turn(parameters, 3)
     assert sorted(n for part in parts for n in part) == sorted(names)
     assert all(f"{i}.weight" in parts[i % 3] and f"{i}.bias" in parts[i % 3] for i in range(5))
-    with pytest.raises(ValueError, match="10 parameters cannot be dealt out to 11 fragments. Use fewer"):
+    with pytest.raises(ValueError, match=r"10 parameters cannot be dealt out to 11 fragments. Use fewer"):
         in_turn(parameters, 11)

@@ -13,9 +13,7 @@ STREAMED = {
     "fragments": laconic.diloco(6, fragments=3),
     "delay": laconic.diloco(4, delay=2),
     "fragments, delay": laconic.diloco(6, fragments=2, delay=2, mix=0.5),
-    "fragments, delay, some sent": laconic.diloco(
-        6, fragments=2, delay=1, send=laconic.topk(0.25, whole_below=0)
-    ),
+    "fragments, delay, some sent": laconic.diloco(6, fragments=2, delay=1, send=laconic.topk(0.25, whole_below=0)),
 }
 METHODS_TOLD = {
     **{name: small(name) for name in LOCAL},
@@ -82,31 +80,50 @@ def test_what_compressed_drifts_leave_is_not_lost_by_ranks_that_came_first():
     assert all(owed > 0 for owed in run(laconic.celgc(3, send=laconic.topk(0.25, whole_below=0)), 3, job))
 
 
-@pytest.mark.parametrize("name", ["fragments", "fragments, delay"])
-def test_a_fragments_mean_is_over_those_that_worked_since_its_last_sync(name):
+@pytest.mark.parametrize("fragments", [2, 3])
+@pytest.mark.parametrize("later", ["at once", "at the period's end"])
+def test_a_fragments_mean_is_over_those_that_worked_since_its_last_sync(fragments, later):
     """A rank that stops between the syncs of two fragments has walked in the second one too."""
-    period, every = 6, 6 // STREAMED[name].local.fragments
+    period, stride = 6, 6 // fragments
+    steps = (stride, stride + 1 if later == "at once" else period)
 
     def job(rank: Rank):
-        steps = period if rank.rank else every
-        for _ in range(steps):
+        for _ in range(steps[rank.rank]):
             rank.follow(float(1 + rank.rank))
-        return rank
-
-    def ended(rank: Rank):
-        job(rank)
         rank.rounds.finish()
         return rank.x
 
-    local = STREAMED[name].local
-    method = laconic.diloco(period, rate=1.0, momentum=0.0, fragments=local.fragments)
-    first, second = run(method, 2, ended, model=Point(*[1] * local.fragments), make=sgd(1.0))
+    method = laconic.diloco(period, rate=1.0, momentum=0.0, fragments=fragments)
+    first, second = run(method, 2, job, model=Point(*[1] * fragments), make=sgd(1.0))
     assert torch.equal(first, second)
-    # The first rank walked ``every``, the second 2 a step; both count in every fragment's first sync, and later only
-    # the second one walks.
-    golden = [every * (1 + 2) / 2 + 2 * (period - every)]
-    golden += [(every + 2 * every * (i + 1)) / 2 + 2 * (period - every * (i + 1)) for i in range(1, local.fragments)]
-    assert (-first).tolist() == pytest.approx(golden)
+    # Both count in a fragment's first sync, after which only the second one walks, 2 a step.
+    syncs = [min(stride * (i + 1), steps[1]) for i in range(fragments)]
+    assert (-first).tolist() == pytest.approx([(stride + 2 * at) / 2 + 2 * (steps[1] - at) for at in syncs])
+
+
+def test_steps_that_were_dropped_while_an_exchange_was_under_way_are_no_work():
+    def job(rank: Rank):
+        for _ in range(4 + 4 * rank.rank):
+            rank.follow(float(1 + rank.rank))
+        rank.rounds.finish()
+        return -rank.x.item()
+
+    method = laconic.diloco(4, rate=1.0, momentum=0.0, delay=2)
+    # Two steps of both, then two of the second alone; the others came after an exchange had begun.
+    assert run(method, 2, job, model=Point(1), make=sgd(1.0)) == [3.0 + 4.0] * 2
+
+
+def test_a_rank_that_was_mixed_with_the_anchor_counts_until_it_is_there():
+    def job(rank: Rank):
+        for _ in range(2 + 2 * rank.rank):
+            rank.follow(float(1 + rank.rank))
+        rank.rounds.finish()
+        return -rank.x.item()
+
+    # The first rank stops half way to the anchor, at 2.5; the second goes from 3.5 to 7.5: the mean is 5.
+    assert (
+        run(laconic.diloco(2, rate=1.0, momentum=0.0, mix=0.5), 2, job, model=Point(1), make=sgd(1.0)) == [5.0] * 2
+    )
 
 
 def test_while_gradients_are_averaged_a_step_is_the_mean_of_those_that_are_there():

@@ -58,7 +58,9 @@ def test_a_sync_after_every_step_is_synchronous_sgd(momentum):
 
 @pytest.mark.parametrize("every", [1, 4])
 def test_one_rank_is_clipped_sgd(every):
-    (ours,) = run(laconic.celgc(every=every, clip=2.0), 1, lambda r: drawn(r, range(12)), make=sgd(0.1, momentum=0.5))
+    (ours,) = run(
+        laconic.celgc(every=every, clip=2.0), 1, lambda r: drawn(r, range(12)), make=sgd(0.1, momentum=0.5)
+    )
     x = torch.nn.Parameter(torch.zeros(8, dtype=torch.float64))
     optimizer = torch.optim.SGD([x], lr=0.1, momentum=0.5)
     for step in range(12):

@@ -65,7 +65,8 @@ def test_a_saved_state_goes_on_with_the_same_bits(name, at):
 
     ends = run(method, 3, through, make=make)
     for other in (resumed, unsaved):
-        for (_, seen, last, stats), (ours, our_last, our_stats) in zip(ends, run(method, 3, other, make=make), strict=True):
+        again = run(method, 3, other, make=make)
+        for (_, seen, last, stats), (ours, our_last, our_stats) in zip(ends, again, strict=True):
             assert all(torch.equal(a, b) for a, b in zip(seen, ours, strict=True))
             assert torch.equal(last, our_last)
             for what in ("steps", "syncs", "skipped_steps", "wire_bytes", "collectives", "clipped_share", "every"):

@@ -197,7 +197,7 @@ def test_recomputing_leaves_parameters_modes_and_the_hook_as_they_were():
 
 
 def test_looking_at_a_model_does_not_count_as_an_input():
-    """What is evaluated between two steps is not what statistics are made of."""
+    """What is evaluated between two steps, or fed to a copy, is not what statistics are made of."""
 
     def job(rank: Rank, *, looks: bool):
         for step in range(3):
@@ -206,6 +206,7 @@ def test_looking_at_a_model_does_not_count_as_an_input():
                 rank.model.eval()
                 rank.model(100 * _input(rank.rank, step))
                 rank.model.train()
+                copy.deepcopy(rank.model)(100 * _input(rank.rank, step))
         return rank.model.norm.running_mean.clone()
 
     method = laconic.celgc(3, buffers="recompute")

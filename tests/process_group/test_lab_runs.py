@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -88,7 +89,8 @@ def test_from_a_checkpoint_between_two_lines_a_run_goes_on_as_if_it_had_never_st
 
 
 LOCAL = ("celgc:every=16", "episode:every=7", "celgc:every=16:send=topk+density=0.1")
-LONGER = replace(TRAINING, steps=24, eval_every=12)
+# An evaluation takes the longer the shorter the windows are.
+LONGER = _spec(task=Lm(hidden=8, length=32), training=replace(TRAINING, steps=24, eval_every=12))
 
 
 def _all(group, words: tuple[str, ...], spec: Spec, out: Path, resume: bool = False) -> Ending:
@@ -116,9 +118,16 @@ def _results(ranks, words: tuple[str, ...]) -> dict[str, dict]:
     return dict(zip(words, ranks[0].value.results, strict=True))
 
 
-def test_a_run_that_was_killed_in_the_middle_of_a_round_goes_on_to_the_same_bits(tmp_path):
-    spec = _spec(training=LONGER)
-    straight = _results(run_alone(2, _all, LOCAL, spec, tmp_path, within_seconds=50), LOCAL)
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory) -> Path:
+    """The folder of local runs that were never interrupted."""
+    out = tmp_path_factory.mktemp("straight")
+    _results(run_alone(2, _all, LOCAL, LONGER, out, within_seconds=50), LOCAL)
+    return out
+
+
+def test_a_run_that_was_killed_in_the_middle_of_a_round_goes_on_to_the_same_bits(straight, tmp_path):
+    shutil.copytree(straight, tmp_path, dirs_exist_ok=True)
     lines = {word: read_lines(tmp_path / folder_name(word) / "steps.jsonl") for word in LOCAL}
     for word in LOCAL:
         saved = tmp_path / folder_name(word) / "checkpoints"
@@ -126,29 +135,31 @@ def test_a_run_that_was_killed_in_the_middle_of_a_round_goes_on_to_the_same_bits
         apart = [name for name, p in first["parameters"].items() if not torch.equal(p, second["parameters"][name])]
         assert apart, "within a round every rank has a model of its own"
         (saved / "latest.json").write_text(json.dumps({"step": 20}))
-    resumed = _results(run_alone(2, _all, LOCAL, spec, tmp_path, True, within_seconds=50), LOCAL)
+    ranks = run_alone(2, _all, LOCAL, LONGER, tmp_path, True, within_seconds=50)
+    resumed = _results(ranks, LOCAL)
     for word in LOCAL:
-        assert _untimed(resumed[word]) == _untimed(straight[word])
+        assert _untimed(resumed[word]) == _untimed(RunFolder(straight / folder_name(word)).result())
         again = read_lines(tmp_path / folder_name(word) / "steps.jsonl")
         assert [*map(_untimed, again)] == [*map(_untimed, lines[word])]
 
 
-def test_a_run_that_was_stopped_in_the_middle_of_a_round_goes_on_to_the_same_bits(tmp_path):
-    word, spec = LOCAL[0], _spec(training=LONGER)
-    straight = _results(run_alone(2, _all, (word,), spec, tmp_path / "straight", within_seconds=50), (word,))
+def test_a_run_that_was_stopped_in_the_middle_of_a_round_goes_on_to_the_same_bits(straight, tmp_path):
+    word, spec = LOCAL[0], LONGER
     stopped = run_alone(2, _stopped, word, spec, tmp_path, within_seconds=50)
     assert [rank.value.stopped for rank in stopped] == [True, True]
     half = RunFolder(tmp_path / folder_name(word)).result()
     assert (half["finished"], half["syncs"]) == (False, 1)
     assert 18 <= half["steps"] < 24
     resumed = _results(run_alone(2, _all, (word,), spec, tmp_path, True, within_seconds=50), (word,))
-    assert _untimed(resumed[word]) == _untimed(straight[word])
+    assert _untimed(resumed[word]) == _untimed(RunFolder(straight / folder_name(word)).result())
 
 
 def test_every_local_method_trains_and_ends_with_one_model_on_all_ranks(tmp_path):
     local = {name: make(name).local for name in METHODS}
     words = tuple(name for name, steps in local.items() if steps is not None)
-    spec = _spec(task=Lm(hidden=16, length=6), training=replace(TRAINING, steps=40, eval_every=20))
+    spec = _spec(
+        task=Lm(hidden=16, length=32), training=replace(TRAINING, steps=40, eval_every=40), checkpoint_every=40
+    )
     results = _results(run_alone(2, _all, words, spec, tmp_path, within_seconds=50), words)
     for word, result in results.items():
         assert result["finished"], word

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from math import inf
 from pathlib import Path
@@ -219,7 +220,8 @@ def _after_detach(group):
     link.detach()
     never, other, _ = build(group, "ddp", None)
     never.load_state_dict(model.state_dict())
-    other.load_state_dict(optimizer.state_dict())
+    # It would take the momentum over without a copy.
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     return train(model, optimizer, group, range(6, 9)), train(never, other, group, range(6, 9))
 
 

@@ -65,7 +65,7 @@ def attach(
 
         link = laconic.attach(model, optimizer, laconic.topk(0.01))
     """
-    method = recommended() if method is None else method
+    chosen, method = method is None, recommended() if method is None else method
     check_arguments(model, optimizer, method, scaler)
     check_units(method, optimizer)
     check_local(method, optimizer, scaler, measure_every)
@@ -94,6 +94,13 @@ def attach(
     else:
         surface = PlainSurface(model, link) if ddp is None else DdpSurface(ddp, link)
     link.install(surface)
+    if chosen and transport.rank == 0:
+        _log.warning(
+            "no method was named: %s takes %d local steps a round. Evaluate and save inside link.averaged(), and "
+            "call link.finish() when the batches are used up.",
+            method.name,
+            link.stats.every,
+        )
     _attached[optimizer] = weakref.ref(link)
     return link
 

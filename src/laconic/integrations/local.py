@@ -34,6 +34,10 @@ class LocalSurface:
             self._hook = take_hook(model, self)
             self._sent_buffers = getattr(model, _buffer_switch(model))
             setattr(model, _buffer_switch(model), False)
+            # As in no_sync(): else DDP broadcasts its order of buckets in the second step, and with
+            # find_unused_parameters adds up which were used in each; a rank without batches would not be there.
+            # A static graph is learnt from a first step that DDP sees, in which it talks in any case.
+            model.require_backward_grad_sync = bool(model.static_graph)
         else:
             share_first_ranks_model(model, self._transport)
         self._rounds.begin()
@@ -46,6 +50,7 @@ class LocalSurface:
             self._hook.surface = None
             if isinstance(model, DistributedDataParallel):
                 setattr(model, _buffer_switch(model), self._sent_buffers)
+                model.require_backward_grad_sync = True
 
     def reduce(self, bucket: GradBucket) -> Future[Tensor]:
         """Hand a bucket back to DDP as it is."""

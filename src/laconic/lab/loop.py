@@ -139,7 +139,8 @@ class Loop:
             self.link.observe(loss)
         loss.backward()
         clipped = None
-        if course.clip and not self.method.clips_gradients:
+        # Local methods clip by themselves, or are there to show what happens without.
+        if course.clip and self.method.local is None and not self.method.clips_gradients:
             clipped = torch.nn.utils.clip_grad_norm_(work.model.parameters(), course.clip) > course.clip
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -180,7 +181,7 @@ class Loop:
         watcher.line(line)
 
     def _clipped_share(self, stats: laconic.Stats) -> float:
-        if self.method.local is not None and self.method.clips_gradients:
+        if self.method.local is not None:
             return stats.clipped_share
         if not self.method.clips_gradients:
             return self.totals.clipped_steps / max(1, self.step)

@@ -155,7 +155,9 @@ class AdaComm:
         if isnan(state["loss_0"]):
             return after | {"loss_0": loss, "rate_0": seen.rate}
         slower = state["rate_0"] / seen.rate if seen.rate else 1.0
-        wanted = ceil(sqrt(max(0.0, slower * loss / state["loss_0"])) * self.first)
+        share = slower * loss / state["loss_0"] if state["loss_0"] else nan
+        # Where that says nothing, the period is taken as no less than before.
+        wanted = ceil(sqrt(max(0.0, share)) * self.first) if isfinite(share) else int(state["every"])
         if wanted >= state["every"] and seen.rate == state["rate"]:
             wanted = ceil(state["every"] / 2)
         return after | {"every": max(1, wanted)}

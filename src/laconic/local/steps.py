@@ -33,7 +33,8 @@ class LocalSteps:
 
     Of all ranks ``participants`` take part in a round, a sample drawn from ``seed``; None: all. Before step
     ``start`` gradients are averaged in every step (post-local SGD); None: always. ``outer`` is the step that the
-    anchor takes. A rank restarts from the anchor minus the share ``restart`` of what it owes.
+    anchor takes. A rank restarts from the anchor minus the share ``restart`` of what it owes; None: 1/N, its part
+    in what the mean will once have of it.
 
     At a sync the inner optimizer's state is kept, averaged over ranks, or reset; so are floating-point ``buffers``
     (BatchNorm's), or they are made anew from the round's last inputs (``recompute``). ``fragments`` parts of
@@ -50,7 +51,7 @@ class LocalSteps:
     seed: int = 0
     start: int | None = 0
     outer: OuterStep = field(default_factory=OuterStep)
-    restart: float = 0.0
+    restart: float | None = 0.0
     optimizer_state: OptimizerState = "keep"
     buffers: Buffers = "keep"
     fragments: int = 1
@@ -77,9 +78,12 @@ class LocalSteps:
         if self.start is not None:
             check_whole("start", self.start, 0, "It counts steps; local from the first one on is 0, never None.")
         for name in ("restart", "mix"):
-            check_number(name, getattr(self, name), 0.0, "It is a share in [0, 1].")
-            if getattr(self, name) > 1:
-                raise ValueError(f"{name} must be a share in [0, 1], got {getattr(self, name)}.")
+            share = getattr(self, name)
+            if name == "restart" and share is None:
+                continue
+            check_number(name, share, 0.0, "It is a share in [0, 1].")
+            if share > 1:
+                raise ValueError(f"{name} must be a share in [0, 1], got {share}. Write 0 for none of it.")
         self._check_rules()
         self._check_fragments()
 

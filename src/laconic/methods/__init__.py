@@ -82,8 +82,12 @@ METHODS: dict[str, Callable[..., Method]] = {
 
 
 def recommended() -> Method:
-    """Return the method that ``attach`` uses where none is named: what our measurements can defend for most."""
-    return topk(0.01, memory="gradient")
+    """Return the method that ``attach`` uses where none is named: ``spartan`` with 5% of the drift a round.
+
+    Of all we measured it stays closest to plain DDP for its bytes whatever the optimizer: within 2% of its loss at
+    40 times fewer bytes with SGD, with momentum and with AdamW (docs/local.md).
+    """
+    return spartan(density=0.05)
 
 
 def by_name(name: str, **settings: object) -> Method:

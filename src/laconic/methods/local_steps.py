@@ -30,7 +30,7 @@ def celgc(
     send: Method | None = None,
     outer_rate: float = 1.0,
     outer_momentum: float = 0.0,
-    restart: float = 0.0,
+    restart: float | None = 0.0,
     participants: int | None = None,
     seed: int = 0,
     start: int = 0,
@@ -47,7 +47,7 @@ def celgc(
     rate, and follows its schedule. ``convention="mean"`` takes it for the mean gradient's and clips each rank at
     sqrt(N) times that. ``send`` says how drifts travel: ``celgc(every=16, send=topk(0.01))``; by default whole.
     With an outer rate or momentum the mean drift is the gradient of an outer step, and ranks ``restart`` from
-    the anchor minus that share of what they owe.
+    the anchor minus that share of what they owe (None: 1/N).
 
     ``period`` says how many steps the next round has: ``fixed``; ``growing`` from 1 to ``every`` in ``over_steps``
     steps; ``adacomm``, from ``every`` downwards as the loss falls; ``drift``, as many as keep ranks within
@@ -194,13 +194,24 @@ def sparseloco(
 
 
 def spartan(
-    every: int = 4, *, density: float = 0.01, clip: float | None = None, outer_rate: float = 1.0,
-    outer_momentum: float = 0.0, restart: float = 0.25, buffers: Buffers = "average",
-) -> Method:  # fmt: skip
-    """All of it at once: local clipped steps, the largest entries of the drift, memory."""
+    every: int = 4,
+    *,
+    density: float = 0.01,
+    clip: float | None = None,
+    outer_rate: float = 1.2,
+    outer_momentum: float = 0.3,
+    restart: float | None = None,
+    buffers: Buffers = "average",
+) -> Method:
+    """Step locally with clipping, send the largest entries of the drift and owe the rest: all of it at once.
+
+    What our measurements can defend (docs/local.md): short rounds clipped as CELGC is, one selection over the
+    whole drift, a rank that restarts with its share of what it owes, and an outer step a little longer than the
+    mean. It keeps the inner optimizer, momentum and all, as it is.
+    """
     local = LocalSteps(
         period=Every(steps=every),
-        clip=_clip(clip, "mean"),
+        clip=_clip(clip, "local"),
         outer=OuterStep(rate=outer_rate, momentum=outer_momentum),
         restart=restart,
         buffers=buffers,

@@ -68,20 +68,18 @@ class BufferCare:
             self._inputs.append((args, kwargs))
 
     def _recompute(self) -> None:
-        momenta = [m.momentum for m in self._norms]
-        modes = [m.training for m in self._module.modules()]
-        for norm in self._norms:
+        # One that the user has frozen by eval() keeps its statistics.
+        norms = [norm for norm in self._norms if norm.training]
+        momenta = [norm.momentum for norm in norms]
+        for norm in norms:
             norm.reset_running_stats()
             # None: the plain mean over batches.
             norm.momentum = None
         # Dropout would draw numbers that the run would not have drawn.
         devices = sorted({p.device.index for p in self._module.parameters() if p.device.type == "cuda"})
         with torch.random.fork_rng(devices=[d for d in devices if d is not None]):
-            self._module.train()
-            for args, kwargs in self._inputs:
+            for args, kwargs in self._inputs if norms else ():
                 self._module(*args, **kwargs)
-        for norm, momentum in zip(self._norms, momenta, strict=True):
+        for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
-        for part, mode in zip(self._module.modules(), modes, strict=True):
-            part.training = mode
         self._inputs.clear()

@@ -169,6 +169,5 @@ class Sync:
         return Agreed(seen=seen, all_end=all(ends), worked=tuple(int(sum(column)) for column in worked))
 
     def _held_back(self, fragment: Fragment) -> Tensor | None:
-        if not self._local.restart:
-            return None
-        return self._reducer.owed(fragment.arena.segments).mul_(self._local.restart)
+        share = 1 / self._ranks if self._local.restart is None else self._local.restart
+        return self._reducer.owed(fragment.arena.segments).mul_(share) if share else None
