@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 .PHONY: demo test clean
 
 demo: $(READY)
-	$(VENV)/bin/laconic compare lm --methods dense,topk:memory=update,dgc:density=0.01,sdagc --workers 4 --out runs/demo-$$(date +%Y%m%d-%H%M%S)
+	$(VENV)/bin/laconic compare lm --methods dense,topk:memory=update,dgc:density=0.01,sdagc,celgc,spartan --workers 4 --out runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 test: $(READY)
 	scripts/check

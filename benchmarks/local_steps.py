@@ -3,6 +3,8 @@
     python benchmarks/local_steps.py --out benchmarks/results/local_steps.json     # hours on two cores
     python benchmarks/local_steps.py --table benchmarks/results/local_steps.json   # the tables of docs/local.md
 
+The second command also draws docs/local-frontier.png, if matplotlib is there.
+
 Every method trains equally long with the same rate, and clips at the same threshold. Ratios are bytes that plain
 DDP would have handed over, over bytes handed over.
 """
@@ -10,6 +12,8 @@ DDP would have handed over, over bytes handed over.
 from __future__ import annotations
 
 import json
+import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -46,14 +50,16 @@ ROUNDS = [
 ]
 
 
+DENSITIES = {4: (0.05, 0.01, 0.003, 0.001), 16: (0.05, 0.01, 0.003, 0.0008)}
+
+
 def _sparse(every: int, density: float) -> str:
     return f"celgc:every={every}:{OUTER}:restart=0.25:send=topk+density={density}+scope=model"
 
 
 FRONTIER = [
     *(f"topk:density={density}:memory=update:scope=model" for density in (0.01, 0.003, 0.001, 0.0003)),
-    *(_sparse(4, density) for density in (0.05, 0.01, 0.003, 0.001)),
-    *(_sparse(16, density) for density in (0.05, 0.01, 0.003, 0.0008)),
+    *(_sparse(every, density) for every, densities in DENSITIES.items() for density in densities),
     "celgc:every=4:send=topk+density=0.01+scope=model",
     f"celgc:every=4:{OUTER}:restart=0.25:send=sdagc+c=5",
     "sparseloco",
@@ -77,6 +83,14 @@ GROUPS: dict[str, list[str]] = {
 }
 
 
+TITLES = {
+    "sgd": "SGD, rate 8, falling linearly in the second half",
+    "momentum": "SGD with momentum 0.9, rate 0.8",
+    "adamw": "AdamW, rate 0.003",
+    "exploding": "SGD, rate 30, clipped at 0.25",
+}
+
+
 def _rows() -> dict[tuple[str, str], Row]:
     return {
         (group, word): Row(training=TRAININGS[group], method=make(word, clip=TRAININGS[group].clip or CLIP))
@@ -87,39 +101,88 @@ def _rows() -> dict[tuple[str, str], Row]:
 
 def main(options: ManyRuns) -> None:
     if options.table is not None:
-        print(table(json.loads(options.table.read_text())))
+        result = json.loads(options.table.read_text())
+        print(table(result))
+        draw(result, Path(__file__).parent.parent / "docs" / "local-frontier.png")
     elif options.one is not None:
         options.one_row(_rows())
     else:
         print(table(options.all_rows(_rows(), Path(__file__))))
 
 
+def label(word: str) -> str:
+    """Name a row shortly: many are spartan with other settings."""
+    every, density = (re.search(rf"{key}=([\d.]+)", word) for key in ("every", "density"))
+    if "restart" in word and "send=topk" in word and every and density:
+        return f"spartan:every={every[1]}:density={density[1]}"
+    return word
+
+
+def summed_up(result: dict[str, Any], group: str, word: str) -> dict[str, Any] | None:
+    """Return means over seeds, and the loss against that of dense."""
+    runs = [r for r in result["runs"] if (r["group"], r["row"]) == (group, word)]
+    dense = [r["valid_loss"] for r in result["runs"] if (r["group"], r["row"]) == (group, "dense")]
+    if not runs or not dense:
+        return None
+    means = {key: mean(r[key] for r in runs) for key in ("valid_loss", "wire_bytes", "ratio", "clipped_share")}
+    seeds = [r["valid_loss"] for r in sorted(runs, key=lambda r: int(r["seed"]))]
+    return means | {"seeds": seeds, "worse": means["valid_loss"] / mean(dense) - 1, "syncs": runs[0]["syncs"]}
+
+
 def table(result: dict[str, Any]) -> str:
     """Lay the results out in Markdown: means over seeds, and the spread of the validation loss."""
     lines = []
     for group, words in GROUPS.items():
-        dense = mean(r["valid_loss"] for r in result["runs"] if (r["group"], r["row"]) == (group, "dense"))
-        lines += [
-            "",
-            f"**{group}**",
-            "",
-            "| method | valid loss | seeds | against dense | syncs | bytes a rank | ratio |",
-        ]
-        lines += ["|---|---|---|---|---|---|---|"]
+        lines += ["", f"**{TITLES[group]}**", ""]
+        lines += ["| method | valid loss | seeds | against dense | syncs | steps clipped | bytes a rank | ratio |"]
+        lines += ["|---|---|---|---|---|---|---|---|"]
         for word in words:
-            runs = sorted(
-                (r for r in result["runs"] if (r["group"], r["row"]) == (group, word)), key=lambda r: int(r["seed"])
-            )
-            if not runs:
-                continue
-            loss = mean(r["valid_loss"] for r in runs)
-            seeds = " ".join(f"{r['valid_loss']:.3f}" for r in runs)
-            sent, ratio = mean(r["wire_bytes"] for r in runs), mean(r["ratio"] for r in runs)
-            lines.append(
-                f"| `{word}` | {loss:.3f} | {seeds} | {loss / dense - 1:+.1%} | {runs[0]['syncs']} | {sent:,.0f} | "
-                f"{ratio:.1f}x |"
-            )
+            row = summed_up(result, group, word)
+            if row is not None:
+                seeds = " ".join(f"{loss:.3f}" for loss in row["seeds"])
+                lines.append(
+                    f"| `{label(word)}` | {row['valid_loss']:.3f} | {seeds} | {row['worse']:+.1%} | {row['syncs']} | "
+                    f"{row['clipped_share']:.0%} | {row['wire_bytes']:,.0f} | {row['ratio']:,.0f}x |"
+                )
     return "\n".join(lines).strip()
+
+
+def draw(result: dict[str, Any], out: Path) -> None:
+    """Draw loss against ratio: what is sent in every step, and what after rounds."""
+    try:
+        from matplotlib import pyplot
+    except ImportError:
+        print("no picture: pip install matplotlib", file=sys.stderr)
+        return
+    longer = f"celgc:every=16:{OUTER}"
+    families = {
+        "topk in every step": [w for w in FRONTIER if w.startswith("topk")],
+        "rounds of 4 steps, topk of the drift (spartan)": ["celgc:every=4", *(_sparse(4, d) for d in DENSITIES[4])],
+        "rounds of 16 steps, topk of the drift": [
+            f"celgc:every=16:{OUTER}",
+            *(_sparse(16, d) for d in DENSITIES[16]),
+        ],
+        "sparseloco, mean over senders": ["sparseloco:over=senders"],
+        "diloco, rounds of 50": ["diloco:every=50"],
+    }
+    figure, axes = pyplot.subplots(figsize=(9, 5), dpi=110)
+    axes.axhspan(-1, 1, color="0.92", label="within 1% of dense")
+    axes.axhline(0, color="0.5", linewidth=1)
+    for (name, words), marker in zip(families.items(), "os^Dv", strict=True):
+        rows = [row for row in (summed_up(result, "sgd", word) for word in words) if row is not None]
+        x, y = [r["ratio"] for r in rows], [100 * r["worse"] for r in rows]
+        dense = summed_up(result, "sgd", "dense")
+        spread = [100 * (max(r["seeds"]) - min(r["seeds"])) / 2 / dense["valid_loss"] for r in rows] if dense else 0
+        axes.errorbar(x, y, yerr=spread, marker=marker, capsize=3, label=name)
+    axes.set_xscale("log")
+    axes.set_xlabel("ratio: bytes of plain DDP / bytes handed over")
+    axes.set_ylabel("validation loss against dense, %")
+    axes.set_title("Quality against bytes: character LSTM, 4 ranks, 600 steps, 3 seeds (bars: their spread)")
+    axes.legend(frameon=False, loc="upper left")
+    axes.grid(alpha=0.25)
+    figure.tight_layout()
+    figure.savefig(out)
+    print(f"{out.name}: {out.stat().st_size:,} bytes", file=sys.stderr)
 
 
 if __name__ == "__main__":

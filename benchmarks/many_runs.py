@@ -75,6 +75,7 @@ class ManyRuns:
         training = replace(row.training, seed=int(seed))
         done = run_ranks(self.ranks, _work, training, row.method, row.task, str(self.data_home))
         about = {"group": group, "row": name, "seed": int(seed), "method": repr(row.method)}
+        about |= {"torch": torch.__version__, "cores": os.cpu_count()}
         self.out.write_text(json.dumps(about | {"training": asdict(training)} | done))
 
     def all_rows(self, rows: Rows, script: Path) -> dict[str, Any]:
