@@ -44,3 +44,12 @@ def test_the_plain_example_resumes_to_the_same_bits():
     out = _torchrun(EXAMPLES[[p.name for p in EXAMPLES].index("plain_loop.py")])
     straight, resumed = re.search(r"loss ([\d.e-]+) without a stop, ([\d.e-]+) resumed", out).groups()
     assert straight == resumed
+
+
+def test_the_example_of_local_steps_ends_with_one_model_after_unlike_numbers_of_batches():
+    out = _torchrun(EXAMPLES[[p.name for p in EXAMPLES].index("local_steps.py")])
+    ends = re.findall(r"rank \d: (\d+) steps, (\d+) syncs, loss ([\d.]+)", out)
+    assert len({steps for steps, _, _ in ends}) == 2
+    assert len({loss for _, _, loss in ends}) == 1
+    losses = [float(x) for x in re.findall(r"batch \d+: loss ([\d.]+)", out)]
+    assert float(ends[0][2]) < losses[1] < losses[0]

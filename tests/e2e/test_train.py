@@ -53,36 +53,44 @@ def _train(group, task: str, options: list[str], out: Path) -> Ending:
     return run_trials((Trial(spec=spec, folder=out),), {}, True)
 
 
+def _options(task: str) -> list[str]:
+    return [*SMALL[task], "--method", METHODS[task], "--log-every", "4"]
+
+
 @pytest.mark.parametrize("task", SMALL)
-def test_a_task_trains_on_two_ranks_and_gives_the_same_bits_under_torchrun(task, tmp_path):
-    options = [*SMALL[task], "--method", METHODS[task], "--log-every", "4"]
-    ranks = run_alone(2, _train, task, options, tmp_path / "here", within_seconds=50)
+def test_a_task_trains_on_two_ranks(task, tmp_path):
+    ranks = run_alone(2, _train, task, _options(task), tmp_path, within_seconds=50)
     assert [rank.error for rank in ranks] == ["", ""], ranks
     reports = [rank.value for rank in ranks]
     assert [report.error for report in reports] == [None, None]
     assert reports[0].results[0]["weights_sha256"] == reports[1].results[0]["weights_sha256"]
-    under = laconic("train", task, *options, "--out", tmp_path / "torchrun", "--json", by=TORCHRUN)
-    assert under.returncode == 0, under.stderr
 
-    result, lines = _result(tmp_path / "here"), read_lines(tmp_path / "here" / "steps.jsonl")
+    result, lines = _result(tmp_path), read_lines(tmp_path / "steps.jsonl")
     assert result.keys() >= KEYS
     assert result["finished"]
     assert math.isfinite(result["final"])
     assert lines[-1]["loss"] < lines[0]["loss"]
     assert lines[-1]["wire_bytes"] == result["wire_bytes_sent_per_rank"] > 0
     assert 0 <= result["data_share"] < 1
-    assert result["weights_sha256"] == _result(tmp_path / "torchrun")["weights_sha256"]
-    said = json.loads(under.stdout)
-    assert said == _result(tmp_path / "torchrun") | {"folder": str(tmp_path / "torchrun")}
 
-    saved = json.loads((tmp_path / "torchrun" / "spec.json").read_text())
+    saved = json.loads((tmp_path / "spec.json").read_text())
     assert (saved["workers"], saved["course"]["steps"]) == (2, result["steps"])
     assert Spec.from_dict(saved).as_dict().items() <= saved.items()
-    assert json.loads((tmp_path / "torchrun" / "environment.json").read_text())["backend"] == "gloo"
-    assert sorted(p.name for p in (tmp_path / "torchrun" / "checkpoints").glob("step-*/*"))
     # What may be open: the rows decide the penalty, and the others mean that there is no such thing.
     left_open = {"l2", "held_out", "train_examples", "test_examples"}
     assert {key for key, value in saved["task"].items() if value is None} <= left_open
+
+
+def test_under_torchrun_a_task_gives_the_same_bits(tmp_path):
+    ranks = run_alone(2, _train, "lm", _options("lm"), tmp_path / "here", within_seconds=50)
+    assert [rank.error for rank in ranks] == ["", ""], ranks
+    under = laconic("train", "lm", *_options("lm"), "--out", tmp_path / "torchrun", "--json", by=TORCHRUN)
+    assert under.returncode == 0, under.stderr
+    there = _result(tmp_path / "torchrun")
+    assert there["weights_sha256"] == _result(tmp_path / "here")["weights_sha256"]
+    assert json.loads(under.stdout) == there | {"folder": str(tmp_path / "torchrun")}
+    assert json.loads((tmp_path / "torchrun" / "environment.json").read_text())["backend"] == "gloo"
+    assert sorted(p.name for p in (tmp_path / "torchrun" / "checkpoints").glob("step-*/*"))
 
 
 def test_ctrl_c_keeps_what_was_done_and_a_resumed_run_ends_with_the_same_bits(tmp_path):

@@ -32,7 +32,7 @@ def test_models_are_equal_to_the_bit_after_every_sync(name, send):
         for step in range(14):
             rank.follow(draw(rank.rank, step), loss=2.0 + rank.rank)
             if rank.now.in_round == 0:
-                seen.append((step, rank.anchor if rank.method.local.restart else rank.x))
+                seen.append((step, rank.x if rank.method.local.restart == 0 else rank.anchor))
         return seen, rank.now.number
 
     seen = run(_method(name, send), 3, job, make=sgd(0.1, momentum=0.9))

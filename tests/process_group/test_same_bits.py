@@ -33,7 +33,9 @@ CASES = {name: make() for name, make in METHODS.items()} | {
     "sdagc whole": laconic.sdagc(3.0, over="model", scope="model", law="warmup", warmup_steps=4),
     "dgc warm-up": laconic.dgc(0.02, warmup_steps=4, clip=0.5),
 }
-MEASURED = [name for name, m in CASES.items() if m.memory != "none" and not m.compressor.counts_vary]
+MEASURED = [
+    name for name, m in CASES.items() if m.memory != "none" and not m.compressor.counts_vary and m.decay == 1
+]
 
 
 def _buckets(rank, step, dtype):

@@ -129,7 +129,8 @@ class Link:
         All models are equal then.
 
         Ranks may come here after unlike numbers of batches: those that come first take part in the others' syncs.
-        Training may go on afterwards. Methods that exchange in every step have nothing to complete.
+        Training may go on afterwards. Inner optimizers keep their own momentum (``optimizer_state``): to train on
+        without this link, start that anew. Methods that exchange in every step have nothing to complete.
         """
         if self._rounds is not None:
             self._rounds.finish()
