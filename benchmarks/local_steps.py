@@ -12,7 +12,6 @@ DDP would have handed over, over bytes handed over.
 from __future__ import annotations
 
 import json
-import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -25,75 +24,68 @@ from many_runs import ManyRuns, Row
 from laconic.lab.method_words import make
 from laconic.lab.training import Training
 
-CLIP = 1.0
-SGD = Training(eval_every=600, schedule="linear", final=0.02)
+SGD = Training(eval_every=600, clip=0.25, schedule="linear", final=0.02)
 TRAININGS = {
     "sgd": SGD,
-    "momentum": replace(SGD, rate=0.8, momentum=0.9),
-    "adamw": replace(SGD, optimizer="adamw", rate=0.003),
-    # Rate and threshold at which this LSTM needs its clipping.
-    "exploding": replace(SGD, rate=30.0, clip=0.25),
+    "momentum": replace(SGD, clip=1.0, rate=0.8, momentum=0.9),
+    "adamw": replace(SGD, clip=1.0, optimizer="adamw", rate=0.003),
+    "loose": replace(SGD, clip=1.0),
 }
-OUTER = "outer_rate=1.2:outer_momentum=0.3"
+TITLES = {
+    "sgd": "SGD, rate 8, falling linearly in the second half, clipped at 0.25",
+    "momentum": "SGD with momentum 0.9, rate 0.8, clipped at 1",
+    "adamw": "AdamW, rate 0.003, clipped at 1",
+    "loose": "SGD, rate 8, clipped at 1: where we came from",
+}
+DENSITIES = {4: (0.05, 0.01, 0.003), 16: (0.05, 0.01, 0.003, 0.0007)}
 
-ROUNDS = [
+
+def _spartan(every: int, density: float) -> str:
+    return f"spartan:every={every}:density={density}"
+
+
+SPARTANS = [_spartan(every, density) for every, densities in DENSITIES.items() for density in densities]
+LONG = "celgc:every=16:outer_momentum=0.6"
+SGD_ROWS = [
+    "dense",
+    "celgc:every=16",
+    LONG,
+    *SPARTANS,
+    *(f"topk:density={density}:memory=update:scope=model" for density in (0.01, 0.001)),
+    "local_sgd:every=16",
+]
+MOVED_ROWS = ["dense", "topk:density=0.01", "sdagc", "celgc:every=4", _spartan(4, 0.05), _spartan(4, 0.01)]
+OUTER = "outer_rate=1.2:outer_momentum=0.3"
+LOOSE_ROWS = [
     "dense",
     "parallel_clip",
-    "local_sgd:every=16",
     "celgc:every=4",
     "celgc:every=16",
     f"celgc:every=16:{OUTER}",
-    "celgc:every=16:outer_momentum=0.6:clip=0.7",
     f"celgc:every=64:{OUTER}",
-    "diloco:every=50",
     "episode:every=16",
-]
-
-
-DENSITIES = {4: (0.05, 0.01, 0.003, 0.001), 16: (0.05, 0.01, 0.003, 0.0008)}
-
-
-def _sparse(every: int, density: float) -> str:
-    return f"celgc:every={every}:{OUTER}:restart=0.25:send=topk+density={density}+scope=model"
-
-
-FRONTIER = [
     *(f"topk:density={density}:memory=update:scope=model" for density in (0.01, 0.003, 0.001, 0.0003)),
-    *(_sparse(every, density) for every, densities in DENSITIES.items() for density in densities),
+    *(
+        f"celgc:every={every}:{OUTER}:restart=0.25:send=topk+density={density}+scope=model"
+        for every, densities in {4: (0.05, 0.01, 0.003, 0.001), 16: (0.05, 0.01, 0.003)}.items()
+        for density in densities
+    ),
     "celgc:every=4:send=topk+density=0.01+scope=model",
     f"celgc:every=4:{OUTER}:restart=0.25:send=sdagc+c=5",
     "sparseloco",
     "sparseloco:over=senders",
 ]
-ANY_OPTIMIZER = [
-    "dense",
-    "topk:density=0.01",
-    "sdagc",
-    "celgc:every=4",
-    _sparse(4, 0.05),
-    _sparse(4, 0.01),
-    "diloco:every=16",
-]
-EXPLODING = ["dense", "celgc:every=16", f"celgc:every=16:{OUTER}", "local_sgd:every=16"]
 GROUPS: dict[str, list[str]] = {
-    "sgd": ROUNDS + FRONTIER,
-    "momentum": ANY_OPTIMIZER,
-    "adamw": ANY_OPTIMIZER,
-    "exploding": EXPLODING,
-}
-
-
-TITLES = {
-    "sgd": "SGD, rate 8, falling linearly in the second half",
-    "momentum": "SGD with momentum 0.9, rate 0.8",
-    "adamw": "AdamW, rate 0.003",
-    "exploding": "SGD, rate 30, clipped at 0.25",
+    "sgd": SGD_ROWS,
+    "momentum": MOVED_ROWS,
+    "adamw": [*MOVED_ROWS, "diloco:every=16"],
+    "loose": LOOSE_ROWS,
 }
 
 
 def _rows() -> dict[tuple[str, str], Row]:
     return {
-        (group, word): Row(training=TRAININGS[group], method=make(word, clip=TRAININGS[group].clip or CLIP))
+        (group, word): Row(training=TRAININGS[group], method=make(word, clip=TRAININGS[group].clip or 0.0))
         for group, words in GROUPS.items()
         for word in words
     }
@@ -108,14 +100,6 @@ def main(options: ManyRuns) -> None:
         options.one_row(_rows())
     else:
         print(table(options.all_rows(_rows(), Path(__file__))))
-
-
-def label(word: str) -> str:
-    """Name a row shortly: many are spartan with other settings."""
-    every, density = (re.search(rf"{key}=([\d.]+)", word) for key in ("every", "density"))
-    if "restart" in word and "send=topk" in word and every and density:
-        return f"spartan:every={every[1]}:density={density[1]}"
-    return word
 
 
 def summed_up(result: dict[str, Any], group: str, word: str) -> dict[str, Any] | None:
@@ -140,7 +124,7 @@ def table(result: dict[str, Any]) -> str:
             row = summed_up(result, group, word)
             if row is not None:
                 seeds = " ".join(f"{loss:.3f}" for loss in row["seeds"])
-                told = [f"`{label(word)}`", f"{row['valid_loss']:.3f}", seeds, f"{row['worse']:+.1%}", row["syncs"]]
+                told = [f"`{word}`", f"{row['valid_loss']:.3f}", seeds, f"{row['worse']:+.1%}", row["syncs"]]
                 told += [f"{row['clipped_share']:.0%}", f"{row['wire_bytes']:,.0f}", f"{row['ratio']:,.0f}x"]
                 lines.append(f"| {' | '.join(str(cell) for cell in told)} |")
     return "\n".join(lines).strip()
@@ -153,18 +137,15 @@ def draw(result: dict[str, Any], out: Path) -> None:
     except ImportError:
         print("no picture: pip install matplotlib", file=sys.stderr)
         return
-    longer = f"celgc:every=16:{OUTER}"
     families = {
-        "topk in every step": [w for w in FRONTIER if w.startswith("topk")],
-        "rounds of 4 steps, topk of the drift (spartan)": [_sparse(4, d) for d in DENSITIES[4]],
-        "rounds of 16 steps, topk of the drift": [longer, *(_sparse(16, d) for d in DENSITIES[16])],
-        "sparseloco, mean over senders": ["sparseloco:over=senders"],
-        "diloco, rounds of 50": ["diloco:every=50"],
+        "topk in every step": [word for word in SGD_ROWS if word.startswith("topk")],
+        "rounds of 4 steps, topk of the drift (spartan)": [_spartan(4, density) for density in DENSITIES[4]],
+        "rounds of 16 steps, topk of the drift": [LONG, *(_spartan(16, density) for density in DENSITIES[16])],
     }
     figure, axes = pyplot.subplots(figsize=(9, 5), dpi=110)
     axes.axhspan(-1, 1, color="0.92", label="within 1% of dense")
     axes.axhline(0, color="0.5", linewidth=1)
-    for (name, words), marker in zip(families.items(), "os^Dv", strict=True):
+    for (name, words), marker in zip(families.items(), "os^", strict=True):
         rows = [row for row in (summed_up(result, "sgd", word) for word in words) if row is not None]
         x, y = [r["ratio"] for r in rows], [100 * r["worse"] for r in rows]
         dense = summed_up(result, "sgd", "dense")

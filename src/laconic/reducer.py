@@ -145,7 +145,7 @@ class Reducer:
         self._state.counters.select_seconds += self._clock() - began
         began = self._clock()
         self.transport.drain()
-        if self._open and not self._jobs:
+        if self._open and all(job.mean is not None for job in self._jobs):
             self._settle()
         self._state.counters.wait_seconds += self._clock() - began
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import gc
+import pickle
+import weakref
 
 import pytest
 import torch
 from torch import nn
 
 import laconic
-from lockstep.locals import Rank, close, draw, drawn, run, sgd
+from lockstep.locals import Point, Rank, close, draw, drawn, run, sgd
 
 RANKS, EVERY = 3, 2
 
@@ -100,12 +103,20 @@ def test_a_rank_that_skipped_every_step_has_no_state_to_average():
     assert torch.equal(x, z)
 
 
-def test_a_state_of_which_a_mean_may_make_no_sense_is_refused():
-    def make(parameters):
-        return torch.optim.Rprop(parameters, lr=0.01)
+def test_a_parameter_counts_the_ranks_that_have_state_for_it():
+    def job(rank: Rank):
+        for step in range(EVERY):
+            first, *others = rank.parameters.values()
+            # Nothing of rank 2's loss depends on the other parameters.
+            for p in [first] if rank.rank == 2 else [first, *others]:
+                p.grad = torch.full_like(p, 1.0 + rank.rank + 10 * step)
+            rank._attempt(None)
+        return [rank.optimizer.state[p]["momentum_buffer"][0].item() for p in [first, *others][: 3 - rank.rank]]
 
-    with pytest.raises(laconic.LaconicError, match=r"Rprop keeps step_size.*Use optimizer_state='keep' or 'reset'"):
-        run(laconic.celgc(EVERY, optimizer_state="average"), 2, lambda r: drawn(r, range(EVERY)), make=make)
+    ends = run(laconic.celgc(EVERY, optimizer_state="average"), 3, job, make=sgd(0.1, momentum=0.5))
+    velocity = [0.5 * (1 + rank) + 11 + rank for rank in range(3)]
+    all_three, two = sum(velocity) / 3, sum(velocity[:2]) / 2
+    assert ends == [pytest.approx(want) for want in ([all_three, two, two], [all_three, two], [all_three])]
 
 
 class Normed(nn.Module):
@@ -157,6 +168,39 @@ def test_buffers_are_averaged():
     assert ends[0][0][-1][2] == 3
 
 
+def _beside(rank: Rank, **values: list[float]) -> dict[str, torch.Tensor]:
+    """Give this rank its value of each buffer, train for a round, and return the buffers."""
+    buffers = {name.replace(".", "_"): b for name, b in rank.model.named_buffers()}
+    for name, value in values.items():
+        buffers[name].fill_(value[rank.rank])
+    drawn(rank, range(EVERY))
+    return {name: b.cpu() for name, b in buffers.items()}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_statistics_are_averaged_over_the_ranks_that_have_them_finite(device):
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    model, nan, huge, least = Point(3, 4, 1), float("nan"), 3e38, torch.finfo(torch.float32).min
+    # Statistics may lie on another device than what is trained.
+    model.a = nn.BatchNorm1d(2, affine=False)
+    model.b = nn.InstanceNorm1d(3, track_running_stats=True, device=device)
+    # A mask and a table are no statistics, and stay as they are.
+    model.register_buffer("mask", torch.full((2, 2), least))
+    model.register_buffer("table", torch.zeros(3))
+    values = {"a_running_mean": [1.0, nan, 4.0], "a_running_var": [2.0, 3.0, 4.0]}
+    values |= {"b_running_mean": [nan, float("inf"), nan], "b_running_var": [huge] * 3, "table": [1.0, 2.0, 3.0]}
+    ends = run(laconic.celgc(EVERY, buffers="average"), RANKS, lambda r: _beside(r, **values), model=model)
+    for rank, end in enumerate(ends):
+        assert end["a_running_mean"].tolist() == [2.5] * 2
+        assert end["a_running_var"].tolist() == [3.0] * 2
+        assert str(end["b_running_mean"].tolist()) == str([values["b_running_mean"][rank]] * 3)
+        assert torch.equal(end["mask"], model.mask)
+        assert end["table"].tolist() == [1.0 + rank] * 3
+        # Equal on all, it has not changed by a bit.
+        assert torch.equal(end["b_running_var"], torch.full((3,), huge))
+
+
 @pytest.mark.parametrize("every", [3, 11])
 def test_buffers_are_made_anew_from_the_last_inputs_of_the_averaged_model(every):
     ends = run(laconic.celgc(every, buffers="recompute"), 2, lambda r: _trained(r, every), model=Normed())
@@ -206,10 +250,50 @@ def test_looking_at_a_model_does_not_count_as_an_input():
                 rank.model.eval()
                 rank.model(100 * _input(rank.rank, step))
                 rank.model.train()
-                copy.deepcopy(rank.model)(100 * _input(rank.rank, step))
+                for clone in (copy.deepcopy(rank.model), pickle.loads(pickle.dumps(rank.model))):
+                    clone(100 * _input(rank.rank, step))
         return rank.model.norm.running_mean.clone()
 
     method = laconic.celgc(3, buffers="recompute")
     looked = run(method, 2, lambda r: job(r, looks=True), model=Normed())
     plain = run(method, 2, lambda r: job(r, looks=False), model=Normed())
     assert torch.equal(looked[0], plain[0])
+
+
+@pytest.mark.parametrize("within", ["forward", "step"])
+def test_statistics_are_made_anew_in_the_autocast_of_the_loop(within):
+    def job(rank: Rank):
+        seen = []
+        rank.model.norm.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+        for step in range(3):
+            # The first call is in full precision, and so it is when it is made again.
+            def loss(model, step=step):
+                with torch.autocast("cpu", torch.bfloat16, enabled=step > 0):
+                    return model(_input(rank.rank, step).float()).float().square().mean()
+
+            with torch.autocast("cpu", torch.bfloat16, enabled=within == "step"):
+                rank.step(loss)
+        assert [x.dtype for x in seen] == 2 * [torch.float32, torch.bfloat16, torch.bfloat16]
+        # With the weights of the averaged model, not those that autocast has kept from the last forward.
+        weight, bias = (p.detach().bfloat16() for p in rank.model.first.parameters())
+        x = _input(rank.rank, 2).bfloat16()
+        assert torch.equal(seen[-1], nn.functional.linear(x, weight, bias))
+
+    run(laconic.celgc(3, buffers="recompute"), 2, job, model=Normed().float())
+
+
+def test_inputs_that_are_kept_keep_no_graph():
+    class Nested(Normed):
+        def forward(self, pair, *, more):
+            return super().forward(pair[0] + more["x"][0])
+
+    def job(rank: Rank):
+        source = torch.ones((), requires_grad=True, dtype=torch.float64)
+        gone = weakref.ref(source)
+        kept = _input(rank.rank, 0) * source
+        rank.step(lambda m, x=kept: m((x, 1), more={"x": [x]}).square().mean())
+        del kept, source
+        gc.collect()
+        return gone() is None
+
+    assert run(laconic.celgc(3, buffers="recompute"), 2, job, model=Nested()) == [True, True]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 import laconic
 from laconic.errors import GroupError, LaconicError
@@ -117,6 +119,37 @@ def test_attach_refuses_it_before_any_rank_talks(pool, method, options, text):
     pool.run(1, _at_attach, method, options, text)
 
 
+def _waiting_norm(group):
+    model = nn.Sequential(nn.Linear(3, 4), nn.SyncBatchNorm(4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"'1' is a SyncBatchNorm, whose forward waits.*celgc.*Use BatchNorm"):
+        attach(model, optimizer, laconic.celgc(), group)
+    # In every step all ranks are there.
+    attach(model, optimizer, laconic.topk(), group).detach()
+
+
+def test_a_norm_that_waits_for_other_ranks_is_refused(pool):
+    pool.run(1, _waiting_norm)
+
+
+def _failed_attach(group):
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    model.register_buffer("wide", torch.zeros(1).expand(5))
+    optimizer, method = torch.optim.SGD(model.parameters(), lr=0.1), laconic.celgc(buffers="recompute")
+    with pytest.raises(ValueError, match="the buffer wide is sparse or expanded"):
+        attach(model, optimizer, method, group)
+    assert not model._forward_pre_hooks
+    model.wide = torch.zeros(5)
+    link = attach(model, optimizer, method, group)
+    assert len(model._forward_pre_hooks) == 1
+    link.detach()
+    assert not model._forward_pre_hooks
+
+
+def test_an_attach_that_fails_leaves_no_hook(pool):
+    pool.run(1, _failed_attach)
+
+
 def _unlike_methods(group, kind, first, second):
     model, optimizer, _ = build(group, kind, None)
     with pytest.raises(GroupError, match=r"ranks disagree.*runs Method\(.*Give every rank the same"):
@@ -170,3 +203,40 @@ def _closure(group):
 
 def test_a_closure_is_refused(pool):
     pool.run(1, _closure)
+
+
+def _unknown_state(group):
+    model, _, _ = build(group, "plain", None)
+    optimizer, rank = torch.optim.Rprop(model.parameters()), dist.get_rank(group)
+    attach(model, optimizer, laconic.celgc(2, optimizer_state="average"), group)
+    text = r"Rprop keeps %s \(rank 0\), of which .*Use optimizer_state='keep' or 'reset'"
+    for step in range(2):
+        # Rank 1 skips every step, and so has no state that it could not average.
+        (loss(model, rank, step) * (float("nan") if rank else 1.0)).backward()
+        with nullcontext() if step == 0 else pytest.raises(LaconicError, match=text % ["step_size", "state"][rank]):
+            optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_all_ranks_are_told_of_a_state_that_one_of_them_cannot_average(pool):
+    pool.run(2, _unknown_state)
+
+
+def _failing_forward(group):
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attach(model, optimizer, laconic.celgc(1, buffers="recompute"), group)
+
+    def fail(module, args):
+        if not torch.is_grad_enabled():
+            raise RuntimeError("no graph, no forward")
+
+    model[2].register_forward_pre_hook(fail)
+    model(torch.arange(12.0).view(4, 3)).sum().backward()
+    with pytest.raises(RuntimeError, match="no graph"):
+        optimizer.step()
+    assert model[1].momentum == 0.1
+
+
+def test_a_forward_that_fails_in_a_sync_leaves_norms_to_follow_as_they_did(pool):
+    pool.run(1, _failing_forward)

@@ -153,7 +153,7 @@ def test_the_agreed_loss_is_the_mean_over_ranks_and_steps():
     def job(rank: Rank):
         for step in range(200):
             rank.follow(draw(rank.rank, step), loss=1.0 + 4 * rank.rank + step % 2)
-        return rank.rounds._period["loss_0"]
+        return rank.rounds._pace._state["loss_0"]
 
     assert run(laconic.celgc(8, period="adacomm"), 2, job) == [pytest.approx(3.5)] * 2
 
@@ -176,7 +176,7 @@ def test_a_loss_that_is_not_finite_was_told_all_the_same():
         for step in range(8):
             bad = rank.rank == 1 and step < 4
             rank.follow(draw(rank.rank, step), loss=nan if bad else 2.0)
-        return rank.rounds._period["sum"], rank.rounds._period["count"]
+        return rank.rounds._pace._state["sum"], rank.rounds._pace._state["count"]
 
     assert run(laconic.celgc(4, period="adacomm"), 2, job) == [(16.0, 8.0)] * 2
 

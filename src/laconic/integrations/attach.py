@@ -68,7 +68,7 @@ def attach(
     chosen, method = method is None, recommended() if method is None else method
     check_arguments(model, optimizer, method, scaler)
     check_units(method, optimizer)
-    check_local(method, optimizer, scaler, measure_every)
+    check_local(model, method, optimizer, scaler, measure_every)
     before = _attached.get(optimizer, lambda: None)()
     if before is not None and before.attached:
         raise LaconicError("this optimizer is attached already. Call link.detach() on the first link before.")
@@ -90,7 +90,7 @@ def attach(
         check_buffers(module)
     surface: Surface
     if rounds is not None:
-        surface = LocalSurface(model, rounds, transport)
+        surface = LocalSurface(model, rounds, transport, scaler)
     else:
         surface = PlainSurface(model, link) if ddp is None else DdpSurface(ddp, link)
     link.install(surface)

@@ -95,11 +95,21 @@ def check_units(method: Method, optimizer: torch.optim.Optimizer) -> None:
 
 
 def check_local(
-    method: Method, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None, measure_every: int
+    module: torch.nn.Module,
+    method: Method,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler | None,
+    measure_every: int,
 ) -> None:
     """Refuse what rounds of local steps cannot go with."""
     if method.local is None:
         return
+    waits = [name for name, m in module.named_modules() if isinstance(m, torch.nn.SyncBatchNorm)]
+    if waits:
+        raise ValueError(
+            f"'{waits[0]}' is a SyncBatchNorm, whose forward waits for all ranks, and with {method.name} each "
+            f"steps by itself. Use BatchNorm: a sync averages its statistics (buffers='average' or 'recompute')."
+        )
     if measure_every:
         raise ValueError(
             "measure_every looks at gradients of every step, and local steps exchange none. Leave it 0."

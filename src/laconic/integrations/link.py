@@ -113,6 +113,8 @@ class Link:
             )
         decay = state.get("decay", {}) if isinstance(state, Mapping) else {}
         rounds = state.get("rounds", {}) if isinstance(state, Mapping) else {}
+        if rounds and self._rounds is None:
+            raise ValueError("the state has rounds of local steps, and this method has none. Attach what saved it.")
         if self._moved is not None:
             self._moved.check(decay)
         if self._rounds is not None:
@@ -133,6 +135,7 @@ class Link:
         without this link, start that anew. Methods that exchange in every step have nothing to complete.
         """
         if self._rounds is not None:
+            self._refuse_detached("finish")
             self._rounds.finish()
 
     @contextmanager
@@ -145,6 +148,7 @@ class Link:
         if self._rounds is None:
             yield
             return
+        self._refuse_detached("averaged")
         with self._rounds.averaged():
             yield
 
@@ -243,9 +247,10 @@ class Link:
         self._exchanged = False
         if not self._surface.before_step():
             # Every torch optimizer passes over parameters without a gradient: no momentum, decay or count moves.
-            for group in optimizer.param_groups:
-                for p in group["params"]:
-                    p.grad = None
+            stepped = [p for group in optimizer.param_groups for p in group["params"]]
+            # A step that a rank does not take in a round is none of another optimizer's either.
+            for p in stepped if self._rounds is None else [*stepped, *self.parameters.values()]:
+                p.grad = None
         elif self._moved is not None:
             self._moved.decay_()
 
@@ -258,6 +263,10 @@ class Link:
         assert self._surface is not None
         self._exchanged = False
         self._surface.after_update()
+
+    def _refuse_detached(self, what: str) -> None:
+        if self._surface is None:
+            raise LaconicError(f"link.{what}() was called after detach(): call it before, while ranks still sync.")
 
     def _refuse_newcomers(self) -> None:
         """Refuse parameters that came to the optimizer, or began to train, after attach."""

@@ -19,15 +19,21 @@ from laconic.transports import ProcessGroupTransport
 class LocalSurface:
     """Keeps DDP from exchanging anything, gradients and buffers, and lets rounds see every step."""
 
-    def __init__(self, model: torch.nn.Module, rounds: Rounds, transport: ProcessGroupTransport) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        rounds: Rounds,
+        transport: ProcessGroupTransport,
+        scaler: torch.amp.GradScaler | None,
+    ) -> None:
         # DDP holds its hook's state from C++, where Python's collector cannot see a cycle.
         self._model, self._rounds, self._transport = weakref.ref(model), rounds, transport
-        self._looked = self._stepped = False
+        self._scaler, self._looked, self._stepped = scaler, False, False
         self._hook: Hook | None = None
         self._sent_buffers = True
 
     def install(self) -> None:
-        """Start all ranks from the first one's model; DDP has seen to that, and is told to be silent."""
+        """Start all ranks from the first one's model, and tell DDP to be silent."""
         model = self._model()
         assert model is not None
         if isinstance(model, DistributedDataParallel):
@@ -38,6 +44,8 @@ class LocalSurface:
             # find_unused_parameters adds up which were used in each; a rank without batches would not be there.
             # A static graph is learnt from a first step that DDP sees, in which it talks in any case.
             model.require_backward_grad_sync = bool(model.static_graph)
+            # DDP made models equal when it was made; an earlier method may have left them within a round.
+            share_first_ranks_model(model.module, self._transport, buffers=False)
         else:
             share_first_ranks_model(model, self._transport)
         self._rounds.begin()
@@ -62,7 +70,7 @@ class LocalSurface:
     def before_look(self) -> None:
         """A GradScaler looks, and will say when its attempt is over; it may look at local gradients."""
         self._looked = True
-        self._rounds.before_look()
+        self._rounds.before_look(1.0 if self._scaler is None else self._scaler.get_scale())
 
     def before_step(self) -> bool:
         """Clip or correct the gradients; return whether the optimizer may step."""

@@ -88,9 +88,11 @@ class PlainSurface:
                 p.grad = unflatten(view, p).to(p.dtype, copy=True)
 
 
-def share_first_ranks_model(module: torch.nn.Module, transport: ProcessGroupTransport) -> None:
+def share_first_ranks_model(
+    module: torch.nn.Module, transport: ProcessGroupTransport, *, buffers: bool = True
+) -> None:
     """Give every rank the first rank's parameters and buffers, as bytes in one broadcast."""
-    tensors = [*module.parameters(), *module.buffers()]
+    tensors = [*module.parameters(), *(module.buffers() if buffers else ())]
     raw = [t.detach().contiguous().view(-1).view(torch.uint8) for t in tensors]
     everything = torch.cat(raw)
     transport.broadcast_(everything)

@@ -189,10 +189,10 @@ class DriftBudget:
         """Begin with the first guess."""
         return {"every": self.first}
 
-    def update(self, state: PeriodState, seen: RoundSeen) -> PeriodState:  # noqa: ARG002
+    def update(self, state: PeriodState, seen: RoundSeen) -> PeriodState:
         """Take as many steps as the budget allows at the pace of this round."""
         # A round in which a rank walked to where numbers end was too long by any measure.
         pace = inf if isnan(seen.drift) else seen.drift
-        fit = seen.every * self.budget / pace if pace > 0 else 2.0 * seen.every
-        fit = min(max(fit, seen.every / 2), 2.0 * seen.every)
+        fit = seen.every * self.budget / pace if pace > 0 else inf
+        fit = min(max(fit, state["every"] / 2), 2.0 * state["every"])
         return {"every": min(max(1, int(fit)), self.most)}

@@ -34,12 +34,12 @@ class LocalSteps:
     Of all ranks ``participants`` take part in a round, a sample drawn from ``seed``; None: all. Before step
     ``start`` gradients are averaged in every step (post-local SGD); None: always. ``outer`` is the step that the
     anchor takes. A rank restarts from the anchor minus the share ``restart`` of what it owes; None: 1/N, its part
-    in what the mean will once have of it.
+    in what the mean of N ranks that send will once have of it.
 
-    At a sync the inner optimizer's state is kept, averaged over ranks, or reset; so are floating-point ``buffers``
-    (BatchNorm's), or they are made anew from the round's last inputs (``recompute``). ``fragments`` parts of
-    the model are synchronised in turn, ``delay`` steps after their exchange began, and then mixed:
-    (1 - mix) * anchor + mix * local (Streaming DiLoCo).
+    At a sync the inner optimizer's state is kept, averaged over ranks, or reset; the running statistics among the
+    ``buffers`` (BatchNorm's) are kept, averaged, or made anew from the round's last inputs (``recompute``).
+    ``fragments`` parts of the model are synchronised in turn, ``delay`` steps after their exchange began, and then
+    mixed: (1 - mix) * anchor + mix * local (Streaming DiLoCo).
     """
 
     period: Period = field(default_factory=Every)
@@ -128,5 +128,5 @@ def participants_of(local: LocalSteps, number: int, world_size: int) -> tuple[in
     """
     if local.participants is None or local.participants >= world_size:
         return None
-    draw = torch.Generator().manual_seed(local.seed * 1_000_003 + number)
+    draw = torch.Generator().manual_seed((local.seed * 1_000_003 + number) % (1 << 63))
     return tuple(sorted(torch.randperm(world_size, generator=draw)[: local.participants].tolist()))

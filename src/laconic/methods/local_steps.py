@@ -90,7 +90,7 @@ def post_local(
 
 def parallel_clip(clip: float | None = None) -> Method:
     """Average gradients in every step, then clip the mean: naive parallel clipping, the baseline of CELGC."""
-    return _local("parallel_clip", None, LocalSteps(start=None, clip=_clip(clip, "mean")))
+    return _local("parallel_clip", None, LocalSteps(start=None, clip=_clip(clip, "mean"), buffers="average"))
 
 
 def episode(
@@ -132,7 +132,7 @@ def diloco(
     rate: float = 0.7,
     momentum: float = 0.9,
     clip: float | None = None,
-    convention: Convention = "mean",
+    convention: Convention = "local",
     send: Method | None = None,
     fragments: int = 1,
     delay: int = 0,
@@ -168,7 +168,7 @@ def sparseloco(
     rate: float = 1.0,
     over: Over = "ranks",
     clip: float | None = None,
-    convention: Convention = "mean",
+    convention: Convention = "local",
     buffers: Buffers = "average",
 ) -> Method:
     """Send the k largest of each chunk of the drift, coarsely rounded, and let the rest fade: SparseLoCo.
@@ -198,16 +198,16 @@ def spartan(
     *,
     density: float = 0.01,
     clip: float | None = None,
-    outer_rate: float = 1.2,
-    outer_momentum: float = 0.3,
+    outer_rate: float = 1.0,
+    outer_momentum: float = 0.6,
     restart: float | None = None,
     buffers: Buffers = "average",
 ) -> Method:
     """Step locally with clipping, send the largest entries of the drift and owe the rest: all of it at once.
 
     What our measurements can defend (docs/local.md): short rounds clipped as CELGC is, one selection over the
-    whole drift, a rank that restarts with its share of what it owes, and an outer step a little longer than the
-    mean. It keeps the inner optimizer, momentum and all, as it is.
+    whole drift, a rank that restarts with its share of what it owes, and an outer step with some momentum. It keeps
+    the inner optimizer as it is.
     """
     local = LocalSteps(
         period=Every(steps=every),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -46,12 +46,15 @@ class Arena:
                 view.copy_(flatten(p.grad, p))
 
     @torch.no_grad()
-    def set_gradients(self, flat: Tensor) -> None:
-        """Give every parameter its part as gradient; one that has none and gets nothing stays without."""
-        for view, p in zip(self.views(flat), self._tensors, strict=True):
+    def set_gradients(self, flat: Tensor, *, used: Sequence[bool] | None = None) -> None:
+        """Give every parameter its part as gradient.
+
+        One that has none gets one where ``used`` says so; without ``used``, if its part is not zero.
+        """
+        for i, (view, p) in enumerate(zip(self.views(flat), self._tensors, strict=True)):
             if p.grad is not None:
                 p.grad.copy_(view)
-            elif bool(view.any()):
+            elif bool(view.any()) if used is None else used[i]:
                 p.grad = view.to(p.dtype, copy=True)
 
     @torch.no_grad()

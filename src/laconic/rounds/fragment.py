@@ -42,8 +42,19 @@ class Fragment:
         torch.sub(self.arena.rounded(begin), self.arena.values(), out=self.drift)
         self.walked = float(torch.linalg.vector_norm(self.drift))
 
+    def frozen(self) -> tuple[str, ...]:
+        """The parameters that do not train any more."""
+        return tuple(name for name, p in self.arena.parameters.items() if not p.requires_grad)
+
     def step(self, mean: Tensor) -> None:
-        """Let the anchor take the outer step along the mean drift."""
+        """Let the anchor take the outer step along the mean drift, but for what is frozen."""
+        still = self.arena.segments.among(self.frozen()).views(self.anchor)
+        before = [view.clone() for view in still]
+        self._step(mean)
+        for view, was in zip(still, before, strict=True):
+            view.copy_(was)
+
+    def _step(self, mean: Tensor) -> None:
         outer = self._outer
         if self.velocity is None:
             self.anchor.sub_(mean, alpha=outer.rate)

@@ -17,15 +17,17 @@ from laconic.rounds.meeting import Meeting
 # What is to become of the step: taken; not taken, because the gradient is not finite; not taken, because this
 # batch only measured.
 Verdict = Literal["step", "skip", "measured"]
-# More gradients than any round has: EPISODE++ has measured those it begins with.
-_BEGUN = 1 << 62
 
 
 @dataclass
 class RuleState:
-    """What a rule remembers from step to step; ``measured`` counts the gradients that this round has measured."""
+    """What a rule remembers from step to step; ``measured`` counts the gradients that this round has measured.
+
+    ``begun``: EPISODE++ has measured those that it begins with.
+    """
 
     measured: int = 0
+    begun: bool = False
     mean_norm: float = 0.0
     clips: bool = False
     summed: int = 0
@@ -46,14 +48,13 @@ class Gradients:
     @property
     def begins(self) -> bool:
         """Whether gradients at the first model are still being measured, on every rank (EPISODE++)."""
-        return self._local.correction == "stored" and self.state.measured < _BEGUN
+        return self._local.correction == "stored" and not self.state.begun
 
-    @property
-    def length(self) -> float:
-        """How far a step may go, for a learning rate of 1."""
-        if self._local.correction != "none":
-            return self.threshold if self.state.clips else inf
-        return self.threshold if self._local.norm_by != "global_average" else inf
+    def reach(self, rates: Mapping[str, float]) -> float:
+        """Return how far a step may go at these learning rates; infinitely far where it is not clipped."""
+        rate = max(rates.values(), default=1.0)
+        clips = self._local.norm_by != "global_average" if self._local.correction == "none" else self.state.clips
+        return (self.threshold if clips else inf) * rate if rate else 0.0
 
     def prepare_(self, *, first: bool, every: int, missed: bool = False) -> Verdict:
         """Leave in the gradients what the optimizer is to step along; ``first``: of this round.
@@ -96,11 +97,10 @@ class Gradients:
         own, total = self.vectors["own"], self.vectors["sum"]
         takes_part = (senders is None or rank in senders) and self.state.summed > 0
         change = total / max(1, self.state.summed) - own if takes_part else torch.zeros_like(own)
+        own += change
         if senders is None:
-            own += change
             moved = self._meeting.sum_(change, "the change of corrections")
         else:
-            own += change
             moved = self._meeting.gather(change, senders, "the change of corrections").sum(0)
         self.vectors["mean"] += moved / self._world
         total.zero_()
@@ -186,7 +186,7 @@ class Gradients:
 
     def _has_begun(self) -> None:
         self.end_round(None, rank=0)
-        self.state.measured = _BEGUN
+        self.state.begun = True
 
     def _decide(self) -> None:
         self.state.clips = float(torch.linalg.vector_norm(self.vectors["mean"])) > self.threshold
@@ -208,6 +208,6 @@ def _norm(grads: list[Tensor]) -> float:
     """Return the norm of a whole gradient; its parts' norms are summed up in float32 at least."""
     if not grads:
         return 0.0
-    wide = torch.float64 if grads[0].dtype == torch.float64 else torch.float32
+    wide = torch.float64 if any(g.dtype == torch.float64 for g in grads) else torch.float32
     norms = torch._foreach_norm(grads, 2.0, dtype=wide)
     return float(torch.linalg.vector_norm(torch.stack(norms)))

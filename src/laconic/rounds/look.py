@@ -11,18 +11,22 @@ from laconic.rounds.sync import Sync
 
 
 @contextmanager
-def agreed_model(arena: Arena, sync: Sync, meeting: Meeting, *, ranks: int, at_anchor: bool) -> Iterator[int]:
+def agreed_model(
+    arena: Arena, sync: Sync, meeting: Meeting, *, ranks: int, in_round: int, every_step: bool
+) -> Iterator[int]:
     """Have the anchor in the parameters, or within a round the mean of all ranks' models; afterwards as it was.
 
-    Yields the bytes that were sent for it.
+    Yields the bytes that were sent for it. Which of both is decided from what all ranks say: one that has given up
+    a step is elsewhere in its round. Where gradients are averaged in ``every_step`` models are equal as they are.
     """
     mine, before = arena.values(), meeting.wire_bytes
     # What is under way is waited for, or its bytes would be counted here.
     sync.arrive()
-    if at_anchor:
+    table = meeting.table([float(every_step), float(in_round)])
+    if not any(any(row) for row in table):
         for fragment in sync.fragments:
             fragment.arena.set_values(fragment.anchor)
-    else:
+    elif not all(row[0] for row in table):
         arena.set_values(meeting.sum_(mine / ranks, "the mean of models"))
     try:
         yield meeting.wire_bytes - before

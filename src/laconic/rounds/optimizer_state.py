@@ -20,9 +20,18 @@ from laconic.rounds.arena import Arena
 from laconic.rounds.meeting import Meeting
 
 # Every rank names a kind by its place here: one that has skipped all steps so far has no state to read names from.
-_KINDS = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "grad_avg", "acc_delta",
-"sum",
-          "exp_inf", "prev")  # fmt: skip
+_KINDS = (
+    "momentum_buffer",
+    "exp_avg",
+    "exp_avg_sq",
+    "max_exp_avg_sq",
+    "square_avg",
+    "grad_avg",
+    "acc_delta",
+    "sum",
+    "exp_inf",
+    "prev",
+)
 
 
 def see_to(what: OptimizerState, optimizer: torch.optim.Optimizer, arena: Arena, meeting: Meeting) -> None:
@@ -35,23 +44,41 @@ def see_to(what: OptimizerState, optimizer: torch.optim.Optimizer, arena: Arena,
 
 @torch.no_grad()
 def average_(optimizer: torch.optim.Optimizer, arena: Arena, meeting: Meeting) -> None:
-    """Replace momentum and moments by their mean over the ranks that have them; counts of steps stay."""
+    """Replace momentum and moments by their mean over the ranks that have them; counts of steps stay.
+
+    Ranks are counted for each parameter; one that has no state for it gets none. Raises ``LaconicError``, on
+    every rank, if one of them keeps a kind of state that laconic does not know.
+    """
     mine = _kinds(optimizer, arena)
-    table = meeting.table([float(kind in mine) for kind in _KINDS])
+    unknown = sorted(mine - set(_KINDS))
+    table = meeting.table([*(float(kind in mine) for kind in _KINDS), float(bool(unknown))])
+    if any(row[-1] for row in table):
+        ranks = ", ".join(str(rank) for rank, row in enumerate(table) if row[-1])
+        raise LaconicError(
+            f"{type(optimizer).__name__} keeps {', '.join(unknown) or 'state'} (rank {ranks}), of which laconic "
+            f"does not know whether a mean makes sense. Use optimizer_state='keep' or 'reset'."
+        )
     for i, kind in enumerate(_KINDS):
-        ranks = sum(row[i] for row in table)
-        if not ranks:
-            continue
-        mean = arena.zeros()
-        for view, p in zip(arena.segments.views(mean), arena.parameters.values(), strict=True):
-            value = optimizer.state.get(p, {}).get(kind)
-            if isinstance(value, Tensor):
-                view.copy_(flatten(value, p))
-        meeting.sum_(mean, "the optimizer's state").div_(ranks)
-        for view, p in zip(arena.views(mean), arena.parameters.values(), strict=True):
-            value = optimizer.state.get(p, {}).get(kind)
-            if isinstance(value, Tensor):
-                value.copy_(view)
+        if any(row[i] for row in table):
+            _average_kind_(kind, optimizer, arena, meeting)
+
+
+def _average_kind_(kind: str, optimizer: torch.optim.Optimizer, arena: Arena, meeting: Meeting) -> None:
+    """Replace one kind of state by its mean over ranks."""
+    parameters = list(arena.parameters.values())
+    values = [_state(optimizer, p, kind) for p in parameters]
+    # Behind the sum: how many ranks have this kind for each parameter.
+    mean = arena.zeros(more=len(parameters))
+    have = [float(value is not None) for value in values]
+    mean[arena.segments.numel :] = torch.tensor(have, dtype=mean.dtype).to(mean.device)
+    for view, p, value in zip(arena.segments.views(mean), parameters, values, strict=True):
+        if value is not None:
+            view.copy_(flatten(value, p))
+    mean = meeting.sum_(mean, "the optimizer's state")
+    counts = mean[arena.segments.numel :].unbind()
+    for view, value, count in zip(arena.views(mean), values, counts, strict=True):
+        if value is not None:
+            value.copy_(view / count)
 
 
 def rates_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> dict[str, float]:
@@ -72,15 +99,15 @@ def reset(optimizer: torch.optim.Optimizer, arena: Arena) -> None:
 
 def _kinds(optimizer: torch.optim.Optimizer, arena: Arena) -> set[str]:
     """The kinds of tensors of a parameter's shape that the optimizer keeps."""
-    found = {
+    return {
         kind
         for p in arena.parameters.values()
-        for kind, value in optimizer.state.get(p, {}).items()
-        if isinstance(value, Tensor) and value.shape == p.shape and kind != "step"
+        for kind in optimizer.state.get(p, {})
+        if kind != "step" and _state(optimizer, p, kind) is not None
     }
-    if not found <= set(_KINDS):
-        raise LaconicError(
-            f"{type(optimizer).__name__} keeps {', '.join(sorted(found - set(_KINDS)))}, of which laconic does not "
-            f"know whether a mean makes sense. Use optimizer_state='keep' or 'reset'."
-        )
-    return found
+
+
+def _state(optimizer: torch.optim.Optimizer, p: Tensor, kind: str) -> Tensor | None:
+    """What the optimizer keeps of this kind for a parameter, if that is a tensor of its shape."""
+    value = optimizer.state.get(p, {}).get(kind)
+    return value if isinstance(value, Tensor) and value.shape == p.shape else None

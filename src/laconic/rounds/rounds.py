@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from math import isfinite, isnan
+from math import isnan
 from typing import Any
 
 import torch
@@ -28,8 +28,9 @@ from laconic.rounds.gradients import Gradients
 from laconic.rounds.look import agreed_model
 from laconic.rounds.meeting import Meeting
 from laconic.rounds.optimizer_state import rates_of
+from laconic.rounds.pace import Pace
 from laconic.rounds.progress import Progress, with_rounds
-from laconic.rounds.sync import Agreed, Standing, Sync
+from laconic.rounds.sync import Agreed, Sync
 from laconic.stats import Stats
 from laconic.types import Transport
 
@@ -60,17 +61,19 @@ class Rounds:
         self._averaging = Averaging(self._arena, self._meeting, clip=self.local.clip)
         self._sync = Sync(self.local, parameters, reducer, self._meeting, self._ranks)
         self._care = BufferCare.of(self.local, module, self._meeting, ranks=self._ranks)
-        self._period = self.local.period.init()
+        self._pace = Pace(self.local.period)
         self._names = {id(p): name for name, p in parameters.items()}
         self._bytes = sum(p.numel() * p.element_size() for p in parameters.values())
         self._now = Progress()
-        self._began = self._takes_step = self._measured = self._ends = self._told = False
+        self._began = self._takes_step = self._measured = self._ends = False
         self._before: Tensor | None = None
         self._agreed: Agreed | None = None
 
     def begin(self) -> None:
         """Take the parameters as they now are, equal on all ranks, for the anchor."""
         self._sync.take_anchors()
+        if self._care is not None:
+            self._care.begin()
 
     def remove(self) -> None:
         """Leave the module as it was found."""
@@ -80,10 +83,10 @@ class Rounds:
     @property
     def every(self) -> int:
         """The steps of this round."""
-        return int(self._period["every"])
+        return self._pace.every
 
     @property
-    def averages(self) -> bool:
+    def every_step(self) -> bool:
         """Whether gradients are still averaged in every step."""
         return self.local.start is None or self._now.step < self.local.start
 
@@ -94,14 +97,12 @@ class Rounds:
 
     def observe(self, loss: float) -> None:
         """Take in this rank's loss of the step under way; one that is not finite counts for nothing."""
-        self._told = True
-        if isfinite(loss):
-            self._now.loss_sum, self._now.loss_count = self._now.loss_sum + loss, self._now.loss_count + 1
+        self._now.observe(loss)
 
-    def before_look(self) -> None:
-        """A loss scaler is about to look at the gradients: where they are averaged, it looks at the mean."""
-        if self.averages and not self._averaging.done:
-            self._averaging.exchange()
+    def before_look(self, scale: float = 1.0) -> None:
+        """A loss scaler is about to look at gradients that it has scaled: where they are averaged, at the mean."""
+        if self.every_step and not self._averaging.done:
+            self._averaging.exchange(rates_of(self._optimizer, self._names), scale=scale)
 
     def forget_look(self) -> None:
         """The step that was looked at is over, or was given up."""
@@ -111,13 +112,13 @@ class Rounds:
         """Make the gradients what the optimizer is to step along; return whether it may step."""
         self._began = True
         self._takes_step = self._prepare(missed=False)
-        if self._takes_step and self.local.norm_of == "update" and not self.averages:
+        if self._takes_step and self.local.norm_of == "update" and not self.every_step:
             self._before = self._arena.values()
         return self._takes_step
 
     def after_attempt(self) -> None:
         """Count the step, whether it was taken or not; sync if one is due."""
-        now, averages = self._now, self.averages
+        now, averages = self._now, self.every_step
         if not self._began:
             # A loss scaler saw an infinity on this rank and skipped: the others may be waiting for its gradient.
             self._takes_step = False
@@ -129,16 +130,18 @@ class Rounds:
             self._gradients.clip_update_(self._before, rates_of(self._optimizer, self._names))
             self._before = None
         if averages:
-            now.averaged += 1
+            now.averaged_steps += 1
             now.clipped += self._takes_step and self._averaging.clipped
-            if not self.averages:
+            if not self.every_step:
                 self._catch_up()
         elif not self._measured:
             now.in_round, now.worked = now.in_round + 1, True
             self._sync.work()
+            length = self._gradients.reach(rates_of(self._optimizer, self._names))
+            now.could_reach += length
             if self._takes_step:
                 now.clipped += self._gradients.clipped
-                now.reach += self._length()
+                now.reach += length
             self._tick()
 
     def finish(self) -> None:
@@ -146,22 +149,25 @@ class Rounds:
 
         Ranks that come first take part in the others' syncs, standing still, until these come too.
         """
-        self._ends, averaged = True, self.averages
-        while self.averages and self._averaging.exchange(attends=False):
-            self._now.step += 1
-        if averaged:
-            self._catch_up()
-        if not self.averages:
-            self._finish_rounds()
-        self._ends = False
+        self._ends, averaged = True, self.every_step
+        try:
+            while self.every_step and self._averaging.attend():
+                self._now.step += 1
+            if averaged:
+                self._catch_up()
+                self._care_for_buffers()
+            if not self.every_step:
+                self._finish_rounds()
+        finally:
+            self._ends = False
 
     def _catch_up(self) -> None:
         """Agree on the model that averaged gradients have led to."""
-        taken = self._averaging.catch_up(self._now.averaged, rank=self._rank)
+        taken = self._averaging.catch_up(self._now.averaged_steps, rank=self._rank)
         if min(taken) < max(taken):
             # Some have the momentum of an older model, and further steps must be the same.
             optimizer_state.reset(self._optimizer, self._arena)
-        self._now.averaged = max(taken)
+        self._now.averaged_steps = max(taken)
         self._sync.take_anchors()
 
     def _finish_rounds(self) -> None:
@@ -178,21 +184,17 @@ class Rounds:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Have the model that all ranks agree on, or the mean of theirs within a round; afterwards as it was.
-
-        Every rank must enter. The bytes are counted apart.
-        """
-        if self.averages:
-            yield
-            return
-        at_anchor = self._now.in_round == 0
-        with agreed_model(self._arena, self._sync, self._meeting, ranks=self._ranks, at_anchor=at_anchor) as sent:
+        """Have the model that all ranks agree on, or within a round the mean of theirs. Every rank must enter."""
+        with agreed_model(
+            self._arena, self._sync, self._meeting, ranks=self._ranks, in_round=self._now.in_round,
+            every_step=self.every_step,
+        ) as sent:  # fmt: skip
             self._now.look_bytes += sent
             yield
 
     def stats(self, reduced: Stats) -> Stats:
         """Return the reducer's numbers with those of the rounds in their places."""
-        every, dense_bytes = 1 if self.averages else self.every, self._now.step * self._bytes
+        every, dense_bytes = 1 if self.every_step else self.every, self._now.step * self._bytes
         return with_rounds(reduced, self._now, self._meeting, every=every, dense_bytes=dense_bytes)
 
     def state_dict(self) -> dict[str, Any]:
@@ -200,7 +202,7 @@ class Rounds:
         sync = self._sync.state_dict()
         return {
             "progress": asdict(self._now),
-            "period": dict(self._period),
+            "pace": self._pace.state_dict(),
             "gradients": self._gradients.state_dict(),
             "sync": sync,
             "meeting": {"wire_bytes": self._meeting.wire_bytes, "collectives": self._meeting.collectives},
@@ -208,7 +210,7 @@ class Rounds:
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Raise ``ValueError`` if a saved state is not one of such rounds."""
-        missing = sorted({"progress", "period", "gradients", "sync", "meeting"} - set(state))
+        missing = sorted({"progress", "pace", "gradients", "sync", "meeting"} - set(state))
         if missing or set(state["progress"]) != set(asdict(Progress())):
             raise ValueError(f"the saved rounds lack {missing}, or are of another laconic. Load what it saved.")
         self._gradients.check(state["gradients"])
@@ -216,7 +218,8 @@ class Rounds:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state, checked before; the model's own parameters are loaded by the caller."""
-        self._now, self._period = Progress(**state["progress"]), dict(state["period"])
+        self._now = Progress(**state["progress"])
+        self._pace.load_state_dict(state["pace"])
         self._gradients.load_state_dict(state["gradients"])
         self._sync.load_state_dict(state["sync"])
         self._meeting.wire_bytes = state["meeting"]["wire_bytes"]
@@ -229,7 +232,10 @@ class Rounds:
 
     def _prepare(self, *, missed: bool) -> bool:
         self._measured, now = False, self._now
-        if self.averages:
+        if now.step == 0:
+            # Weights may have been loaded since attach.
+            self._sync.take_anchors()
+        if self.every_step:
             self.before_look()
             finite = self._averaging.finish_() and not missed
             now.skipped += not finite
@@ -259,17 +265,14 @@ class Rounds:
         now, rates = self._now, rates_of(self._optimizer, self._names).values()
         if now.loss_count:
             self._reducer.loss = now.loss_sum / now.loss_count
-        elif self.method.needs_loss and now.worked and not self._told:
+        elif self.method.needs_loss and now.worked and not now.told:
             raise LaconicError(
                 f"the law of {self.method.name} follows the loss, and none was told. "
                 f"Call link.observe(loss) before loss.backward()."
             )
-        standing = Standing(
-            number=now.number, step=now.step, in_round=now.in_round, ends=self._ends, loss_sum=now.loss_sum,
-            loss_count=now.loss_count, rate=sum(rates) / max(1, len(rates)),
-        )  # fmt: skip
+        standing = now.standing(rate=sum(rates) / max(1, len(rates)), ends=self._ends)
         self._agreed = self._sync.start(index, standing, self.senders)
-        now.loss_sum, now.loss_count, now.worked, self._told = 0.0, 0, False, False
+        now.loss_sum, now.loss_count, now.worked, now.told = 0.0, 0, False, False
         return self._agreed.all_end
 
     def _land(self, *, last: bool = False) -> None:
@@ -284,16 +287,11 @@ class Rounds:
     def _end_round(self) -> None:
         now = self._now
         self._gradients.end_round(self.senders, rank=self._rank)
+        self._care_for_buffers()
+        optimizer_state.see_to(self.local.optimizer_state, self._optimizer, self._arena, self._meeting)
+        self._pace.end_round(self._agreed)
+        now.end_round(self._agreed)
+
+    def _care_for_buffers(self) -> None:
         if self._care is not None:
             self._care.see_to()
-        optimizer_state.see_to(self.local.optimizer_state, self._optimizer, self._arena, self._meeting)
-        if self._agreed is not None:
-            self._period = self.local.period.update(self._period, self._agreed.seen)
-        if now.reach:
-            now.drift_bound, now.reach = 2 * now.reach, 0.0
-        now.number, now.in_round = now.number + 1, 0
-
-    def _length(self) -> float:
-        """How far this step can have gone: its clipping threshold times the learning rate."""
-        rate = max(rates_of(self._optimizer, self._names).values(), default=1.0)
-        return self._gradients.length * rate if rate else 0.0

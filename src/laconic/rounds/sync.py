@@ -31,19 +31,25 @@ class Standing:
     loss_sum: float
     loss_count: float
     rate: float
+    reach: float
 
     def row(self, walked: float) -> list[float]:
         """Return the numbers in the order of the table."""
         return [self.number, self.step, self.in_round, self.ends, self.loss_sum, self.loss_count, self.rate,
-                walked]  # fmt: skip
+                self.reach, walked]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Agreed:
-    """What the table says to all: how the round went, whether all are at their end, how many worked by fragment."""
+    """What the table says to all of a round.
+
+    How it went, whether all ranks are at their end, how far the furthest can have walked, and by fragment how many
+    of those that send have worked.
+    """
 
     seen: RoundSeen
     all_end: bool
+    reach: float
     worked: tuple[int, ...]
 
 
@@ -72,16 +78,19 @@ class Sync:
         """Start the exchange of a fragment's drift; where all ranks are at their end, of all fragments'."""
         for fragment in self.fragments if standing.ends else [self.fragments[index]]:
             fragment.measure(self._held_back(fragment))
-        agreed = self._agree(standing, self.fragments[index])
+        agreed = self._agree(standing, self.fragments[index], senders)
         if agreed.all_end and not any(agreed.worked):
             # Nobody has taken a step since the last sync.
             return agreed
-        self._reducer.begin_step(senders=senders)
+        # What was frozen since must not move: what it owes waits, as at rate 0.
+        frozen = {name: 0.0 for f in self.fragments for name in f.frozen()}
+        self._reducer.begin_step(rates=frozen, senders=senders)
+        talking = self._ranks if senders is None else len(senders)
         for i in range(len(self.fragments)) if agreed.all_end else [index]:
             fragment, worked = self.fragments[i], agreed.worked[i]
             # A rank that has gone stands still: the mean is that of those who worked.
-            if senders is None and 0 < worked < self._ranks:
-                fragment.drift.mul_(self._ranks / worked)
+            if 0 < worked < talking:
+                fragment.drift.mul_(talking / worked)
             self._reducer.begin(fragment.drift, fragment.arena.segments)
             fragment.flying, fragment.worked = True, False
             self.flying.append(fragment)
@@ -121,7 +130,7 @@ class Sync:
     @property
     def poisoned_here(self) -> bool:
         """Whether this rank walked to where numbers end."""
-        return not all(isfinite(fragment.walked) for fragment in self.fragments)
+        return not all(isfinite(fragment.walked) for fragment in self.flying)
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies; what is under way is waited for, not applied."""
@@ -140,23 +149,28 @@ class Sync:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state."""
+        # What is under way here is waited for, and forgotten.
+        self.arrive()
         for fragment, saved in zip(self.fragments, state["fragments"], strict=True):
             fragment.load_state_dict(saved)
         for fragment, marks in zip(self.fragments, state["marks"], strict=True):
             fragment.holds, fragment.worked, fragment.walked = marks
         self.flying, self._poisoned = [f for f in self.fragments if f.flying], state["poisoned"]
 
-    def _agree(self, standing: Standing, fragment: Fragment) -> Agreed:
-        shape = zlib.crc32(self._reducer.agreement().encode())
+    def _agree(self, standing: Standing, fragment: Fragment, senders: tuple[int, ...] | None) -> Agreed:
+        # Names too: another link may have a sync of its own in this group.
+        shape = zlib.crc32(f"{self._reducer.agreement()} {fragment.arena.segments.names}".encode())
         # One that has ended and was mixed with the anchor does not work any more, and is still elsewhere.
         moved = [float(part.worked or part.walked > 0) for part in self.fragments]
         table = self._meeting.table([*standing.row(fragment.walked**2), shape, *moved])
-        numbers, steps, in_round, ends, losses, counts, rates, walked, shapes, *worked = zip(*table, strict=True)
+        numbers, steps, in_round, ends, losses, counts, rates, reach, walked, shapes, *worked = zip(
+            *table, strict=True
+        )
         if len(set(numbers)) > 1 or len(set(shapes)) > 1:
             raise GroupError(
                 f"ranks are in unlike rounds: {[int(n) for n in numbers]}, rank by rank, or have loaded unlike "
-                f"states. Load the checkpoint of the same step on every rank, and call link.finish() on all of "
-                f"them or on none."
+                f"states, or are at the syncs of unlike links. Load the checkpoint of the same step on every rank, "
+                f"call link.finish() on all of them or on none, and with several links train equally many batches."
             )
         norm = float(torch.linalg.vector_norm(fragment.anchor)) or 1.0
         seen = RoundSeen(
@@ -166,8 +180,17 @@ class Sync:
             rate=sum(rates) / len(rates),
             drift=sqrt(sum(walked) / len(walked)) / norm,
         )
-        return Agreed(seen=seen, all_end=all(ends), worked=tuple(int(sum(column)) for column in worked))
+        telling = range(len(table)) if senders is None else senders
+        counted = tuple(int(sum(column[rank] for rank in telling)) for column in worked)
+        return Agreed(seen=seen, all_end=all(ends), reach=max(reach), worked=counted)
 
     def _held_back(self, fragment: Fragment) -> Tensor | None:
-        share = 1 / self._ranks if self._local.restart is None else self._local.restart
-        return self._reducer.owed(fragment.arena.segments).mul_(share) if share else None
+        sending = min(self._local.participants or self._ranks, self._ranks)
+        share = 1 / sending if self._local.restart is None else self._local.restart
+        if not share:
+            return None
+        held = self._reducer.owed(fragment.arena.segments).mul_(share)
+        for name in fragment.frozen():
+            segment = fragment.arena.segments[name]
+            held[segment.offset : segment.offset + segment.size] = 0
+        return held
