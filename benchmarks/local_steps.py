@@ -46,15 +46,18 @@ def _spartan(every: int, density: float) -> str:
 
 SPARTANS = [_spartan(every, density) for every, densities in DENSITIES.items() for density in densities]
 LONG = "celgc:every=16:outer_momentum=0.6"
+# laconic.recommended()
+GENTLE = "spartan:density=0.05:outer_rate=1.2:outer_momentum=0.3"
 SGD_ROWS = [
     "dense",
     "celgc:every=16",
     LONG,
     *SPARTANS,
+    GENTLE,
     *(f"topk:density={density}:memory=update:scope=model" for density in (0.01, 0.001)),
     "local_sgd:every=16",
 ]
-MOVED_ROWS = ["dense", "topk:density=0.01", "sdagc", "celgc:every=4", _spartan(4, 0.05), _spartan(4, 0.01)]
+MOVED_ROWS = ["dense", "topk:density=0.01", "sdagc", "celgc:every=4", _spartan(4, 0.05), _spartan(4, 0.01), GENTLE]
 OUTER = "outer_rate=1.2:outer_momentum=0.3"
 LOOSE_ROWS = [
     "dense",
