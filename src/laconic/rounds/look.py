@@ -22,7 +22,7 @@ def agreed_model(
     mine, before = arena.values(), meeting.wire_bytes
     # What is under way is waited for, or its bytes would be counted here.
     sync.arrive()
-    table = meeting.table([float(every_step), float(in_round)])
+    table = sync.look([float(every_step), float(in_round)])
     if not any(any(row) for row in table):
         for fragment in sync.fragments:
             fragment.arena.set_values(fragment.anchor)

@@ -155,8 +155,10 @@ class Rounds:
                 self._now.step += 1
             if averaged:
                 self._catch_up()
+            # Where local steps have begun meanwhile, the others go on to a sync, and buffers are seen to there.
+            if self.every_step:
                 self._care_for_buffers()
-            if not self.every_step:
+            else:
                 self._finish_rounds()
         finally:
             self._ends = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import isfinite, nan, sqrt
 from typing import Any
 
@@ -18,6 +18,9 @@ from laconic.reducer import Reducer
 from laconic.rounds.arena import Arena
 from laconic.rounds.fragment import Fragment, in_turn
 from laconic.rounds.meeting import Meeting
+
+# In the place of a round's number: this rank is at no sync, but looks at the model.
+_LOOKS = -1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +110,17 @@ class Sync:
             self._reducer.end_step()
             self._poisoned = self._reducer.take_outcome().skipped
 
+    def look(self, numbers: list[float]) -> list[list[float]]:
+        """Return what every rank tells when all of them look at the model, a row a rank.
+
+        Raises ``GroupError``, on every rank, if one of them is at a sync.
+        """
+        # As wide as a sync's table: backends may end the process over unlike sizes before a row is read.
+        row = [_LOOKS, *numbers, *[0.0] * (len(fields(Standing)) + 1 + len(self.fragments) - len(numbers))]
+        table = self._meeting.table(row)
+        _refuse_looks_at_syncs([told[0] for told in table])
+        return [told[1 : 1 + len(numbers)] for told in table]
+
     def land(self, *, last: bool = False) -> float:
         """Wait for the mean, and let anchors and parameters take their steps; ``last``: exactly to the anchor.
 
@@ -140,7 +154,9 @@ class Sync:
         return {"fragments": parts, "marks": marks, "poisoned": self._poisoned}
 
     def check(self, state: Mapping[str, Any]) -> None:
-        """Raise ``ValueError`` if a saved state does not fit."""
+        """Wait for what is under way, and raise ``ValueError`` if a saved state does not fit."""
+        # Before anything is loaded: its end is written into the reducer's memory and counts.
+        self.arrive()
         parts = len(self.fragments)
         if "poisoned" not in state or not len(state.get("fragments", ())) == len(state.get("marks", ())) == parts:
             raise ValueError("the saved rounds have other fragments. Attach the method that saved them.")
@@ -148,9 +164,7 @@ class Sync:
             fragment.check(saved)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
-        # What is under way here is waited for, and forgotten.
-        self.arrive()
+        """Go on from a saved state, checked before; what was under way here is forgotten."""
         for fragment, saved in zip(self.fragments, state["fragments"], strict=True):
             fragment.load_state_dict(saved)
         for fragment, marks in zip(self.fragments, state["marks"], strict=True):
@@ -166,6 +180,7 @@ class Sync:
         numbers, steps, in_round, ends, losses, counts, rates, reach, walked, shapes, *worked = zip(
             *table, strict=True
         )
+        _refuse_looks_at_syncs(list(numbers))
         if len(set(numbers)) > 1 or len(set(shapes)) > 1:
             raise GroupError(
                 f"ranks are in unlike rounds: {[int(n) for n in numbers]}, rank by rank, or have loaded unlike "
@@ -194,3 +209,13 @@ class Sync:
             segment = fragment.arena.segments[name]
             held[segment.offset : segment.offset + segment.size] = 0
         return held
+
+
+def _refuse_looks_at_syncs(numbers: list[float]) -> None:
+    """Raise ``GroupError`` if some ranks look at the model and others are at a sync."""
+    looking = [rank for rank, number in enumerate(numbers) if number == _LOOKS]
+    if 0 < len(looking) < len(numbers):
+        raise GroupError(
+            f"ranks {looking} are in link.averaged() and the others at a sync: they attempted unlike numbers of "
+            f"steps. Enter it on every rank after equally many, or call link.finish() before, on all of them."
+        )
