@@ -88,21 +88,23 @@ def attach(
     link = Link(reducer, transport, identity, parameters, optimizer, scaler, moved, rounds, seconds)
     if ddp is None:
         check_buffers(module)
-    surface: Surface
-    if rounds is not None:
-        surface = LocalSurface(model, rounds, transport, scaler)
-    else:
-        surface = PlainSurface(model, link) if ddp is None else DdpSurface(ddp, link)
-    link.install(surface)
-    if chosen and transport.rank == 0:
+    link.install(_surface(model, link, rounds))
+    if chosen and rounds is not None and transport.rank == 0:
         _log.warning(
             "no method was named: %s takes %d local steps a round. Evaluate and save inside link.averaged(), and "
             "call link.finish() when the batches are used up.",
             method.name,
-            link.stats.every,
+            rounds.every,
         )
     _attached[optimizer] = weakref.ref(link)
     return link
+
+
+def _surface(model: torch.nn.Module, link: Link, rounds: Rounds | None) -> Surface:
+    """Return where the method meets the module."""
+    if rounds is not None:
+        return LocalSurface(model, rounds, link.transport, link.scaler)
+    return DdpSurface(model, link) if isinstance(model, DistributedDataParallel) else PlainSurface(model, link)
 
 
 def _reducer(

@@ -44,7 +44,7 @@ class Link:
     ) -> None:
         self.reducer, self.parameters, self.optimizer = reducer, parameters, optimizer
         self.transport = transport
-        self._identity, self._scaler, self._moved, self._rounds = identity, scaler, moved, rounds
+        self._identity, self.scaler, self._moved, self._rounds = identity, scaler, moved, rounds
         self._names = {id(p): name for name, p in parameters.items()}
         self._surface: Surface | None = None
         self._handles: list[RemovableHandle] = []
@@ -161,8 +161,8 @@ class Link:
         if self._surface is None:
             return
         self._surface.remove()
-        if self._scaler is not None:
-            release_scaler(self._scaler, self.optimizer)
+        if self.scaler is not None:
+            release_scaler(self.scaler, self.optimizer)
         if self._moved is not None:
             self._moved.give_back()
         for handle in self._handles:
@@ -193,9 +193,9 @@ class Link:
         self._handles = [self.optimizer.register_step_pre_hook(self._before_step)]
         if self._rounds is not None:
             self._handles.append(self.optimizer.register_step_post_hook(lambda *_: surface.after_step()))
-        if self._scaler is not None:
+        if self.scaler is not None:
             watch = Watch(surface.before_look, self._after_attempt, self._after_update)
-            guard_scaler(self._scaler, self.optimizer, watch)
+            guard_scaler(self.scaler, self.optimizer, watch)
 
     def open_step(self) -> None:
         """Begin a step of the reducer with the learning rates and the loss scale of this moment."""
@@ -214,7 +214,7 @@ class Link:
                 f"the law of {self.method.name} follows the loss, and none was told. "
                 f"Call link.observe(loss) before loss.backward()."
             )
-        scale = 1.0 if self._scaler is None else self._scaler.get_scale()
+        scale = 1.0 if self.scaler is None else self.scaler.get_scale()
         momenta = None if self._moved is None else self._moved.momenta()
         if self._exchanged and self._moved is not None:
             warnings.warn(
@@ -235,7 +235,7 @@ class Link:
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         assert self._surface is not None
-        refuse_other_scalers(self._scaler)
+        refuse_other_scalers(self.scaler)
         if any(callable(a) for a in (*args, *kwargs.values())):
             raise LaconicError(
                 "the optimizer was given a closure, which would make gradients after laconic has looked at them. "
