@@ -1,4 +1,4 @@
-"""The ``laconic`` command as users start it: alone, or through torchrun."""
+"""The ``laconic`` command as users start it, alone or through torchrun; or within this process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+from laconic.cli import main
+from pool import start_server
 
 ALONE = [sys.executable, "-m", "laconic"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "laconic"]
@@ -24,3 +27,9 @@ def laconic(
         timeout=110,
         check=False,
     )
+
+
+def laconic_here(*words: str | Path) -> None:
+    """Run a command within this process: its ranks start at once. What they print themselves is not captured."""
+    start_server()
+    main([*map(str, words)])

@@ -14,6 +14,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -27,7 +28,15 @@ GRACE_SECONDS = 5
 
 # A fork of a server that has torch loaded starts in milliseconds, and inherits no thread of pytest's.
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch._dynamo", "sklearn.datasets", "laconic.lab.session"])
+# What cannot be imported there is left out, as the last is where pytest was not started in the repository's root.
+_context.set_forkserver_preload(
+    ["torch._dynamo", "sklearn.datasets", "laconic.lab.session", "tests.process_group.warm"]
+)
+
+
+def start_server() -> None:
+    """Start the server now: what starts ranks by other ways than these forks them off it, too."""
+    forkserver.ensure_running()
 
 
 class JobError(AssertionError):

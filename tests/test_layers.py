@@ -12,12 +12,14 @@ import laconic
 
 ROOT = Path(laconic.__file__).parent
 ROWS = [
-    {"segments", "errors", "stats", "arguments", "layout"},
-    {"types"},
-    {"kernels", "wire", "memory", "ledger", "clipping", "guard"},
+    {"segments", "errors", "stats", "arguments", "layout", "collectives"},
+    {"costs", "spectrum", "pace"},
+    {"types", "descent"},
+    {"kernels", "wire", "memory", "ledger", "clipping", "guard", "efficiency", "linkfit"},
     {"compressors", "exchanges", "tuners", "local", "handshake", "damping", "averaging"},
     {"method", "job", "theory", "transports"},
-    {"methods", "intake", "state"},
+    {"methods", "intake", "gauge"},
+    {"state"},
     {"diagnosis"},
     {"reducer"},
     {"rounds"},
@@ -32,7 +34,7 @@ ROW["laconic"] = ROW["integrations"]
 # Transports talk, the reducer is handed a clock.
 # Compiled loops run on threads of their own, which a forked process must know that it lost.
 ALLOWED = {"kernels/cpu.py": {"os"}}
-PURE = set().union(*ROWS[:7]) - {"transports"}
+PURE = set().union(*ROWS[:9]) - {"transports"}
 OUTSIDE = {"torch.distributed", "time", "random", "os", "pathlib", "io", "socket", "threading"}
 MOST_LINES = 300
 

@@ -10,10 +10,13 @@ from laconic.compressors import (
     RandomK,
     SampledTopK,
     Sidco,
+    SignTopK,
     StdThreshold,
+    Stochastic,
     Strom,
     TopK,
 )
+from laconic.costs import Affine, Bits, Packets, Seconds
 from laconic.errors import ExchangeError, GroupError, LaconicError, WireError
 from laconic.exchanges import GatherMean, ReduceMean
 from laconic.guard import Guard
@@ -23,6 +26,7 @@ from laconic.method import Method
 from laconic.methods import (
     adacomp,
     by_name,
+    cat,
     celgc,
     dense,
     dgc,
@@ -43,13 +47,17 @@ from laconic.methods import (
     topk,
     topk_sgd,
 )
-from laconic.stats import Layer, Measurement, Stats
-from laconic.tuners import Constant, Progress, Relief, Stages, TargetDensity, Warmup
+from laconic.stats import Layer, Measurement, Stats, Tuning
+from laconic.tuners import Budget, Cat, Constant, Progress, Relief, Stages, TargetDensity, Warmup
 
 __all__ = [
     "AdaComm",
     "AdaComp",
+    "Affine",
     "Binned",
+    "Bits",
+    "Budget",
+    "Cat",
     "ChunkTopK",
     "Constant",
     "Dense",
@@ -69,23 +77,29 @@ __all__ = [
     "Measurement",
     "Method",
     "OuterStep",
+    "Packets",
     "Progress",
     "RandomK",
     "ReduceMean",
     "Relief",
     "SampledTopK",
+    "Seconds",
     "Sidco",
+    "SignTopK",
     "Stages",
     "Stats",
     "StdThreshold",
+    "Stochastic",
     "Strom",
     "TargetDensity",
     "TopK",
+    "Tuning",
     "Warmup",
     "WireError",
     "adacomp",
     "attach",
     "by_name",
+    "cat",
     "celgc",
     "dense",
     "dgc",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from math import inf, nan
 
 import torch
 from torch import Tensor
 
 from laconic import kernels
+from laconic.linkfit import known
 from laconic.state import State
-from laconic.stats import Layer, Stats
+from laconic.stats import Layer, Stats, Tuning
+from laconic.tuners import Budget, Cat
 from laconic.types import Thresholder
 
 
@@ -25,6 +28,24 @@ def summary(state: State) -> Stats:
         **asdict(state.counters),
         history=tuple(state.probe.history) if state.probe else (),
         layers=layers(state, owed, overall=density),
+        tuning=tuning(state),
+    )
+
+
+def tuning(state: State) -> Tuning | None:
+    """Return what was weighed for the next step; None for a tuner that does not, or not yet."""
+    tuner, chosen = state.method.tuner, state.tuner
+    if not isinstance(tuner, Cat | Budget) or "count" not in chosen:
+        return None
+    link, curve = known(chosen), tuner.curve(chosen, state.ledger.seen) if isinstance(tuner, Cat) else None
+    return Tuning(
+        count=chosen["count"],
+        gain=chosen.get("gain", nan),
+        cost=chosen["cost"],
+        unit=tuner.cost.unit if isinstance(tuner, Cat) else "seconds",
+        latency_seconds=nan if link is None else link.latency,
+        bits_per_second=nan if link is None else 8 / link.per_byte if link.per_byte else inf,
+        curve=() if curve is None else curve.points(),
     )
 
 
@@ -37,6 +58,12 @@ def owed_norms(state: State) -> Tensor:
     """Return the norm of what this rank owes, a number a parameter."""
     owed = state.memory.get("owed")
     return torch.zeros(len(state.model)) if owed is None else kernels.segment_norms(owed, state.model)
+
+
+def let_guard_look(state: State) -> None:
+    """Let the guard compare what is owed with the fresh gradient, where it is time to."""
+    if state.alarm.due(state.step):
+        state.alarm.look(owed=norm(owed_norms(state)), fresh=norm(state.ledger.gradient_norms()))
 
 
 def layers(state: State, owed: Tensor, *, overall: float) -> tuple[Layer, ...]:

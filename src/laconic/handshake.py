@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from laconic.collectives import AllGather, Reply, Request
 from laconic.errors import GroupError
-from laconic.types import AllGather, Reply, Request
 
 _TEXT_BYTES = 4096
 

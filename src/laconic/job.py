@@ -50,6 +50,11 @@ class Job:
     velocity: Tensor | None = None
     stored: bool = False
 
+    def add(self, grad: Tensor, segments: Segments, place: Segments) -> Part:
+        """Let a gradient take part, whose parameters lie at ``place`` in x."""
+        self.parts.append(Part(grad, segments, place, Future(devices=[grad.device] if grad.is_cuda else None)))
+        return self.parts[-1]
+
     def place(self) -> Segments:
         """Where the parameters that gradients came for lie in x."""
         if len(self.parts) == 1:

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from laconic.pace import UNKNOWN_PACE
 from laconic.segments import Segments
+from laconic.spectrum import Spectrum
 from laconic.types import Fresh, Mean, Observation
 
 # A message has room for this many times the entries that qualified in the step before.
@@ -40,11 +42,12 @@ def next_room(counts: tuple[int, ...]) -> int:
     return max(1, int(sum(counts) / len(counts) * SLACK))
 
 
-def observed(means: Sequence[Mean], *, step: int, entries: int, skipped: bool) -> Observation:
+def observed(means: Sequence[Mean], *, step: int, numel: int, ranks: int, skipped: bool) -> Observation:
     """Return what all ranks agree on of a step, from what its exchanges returned."""
+    told = [mean.spectrum for mean in means if mean.spectrum is not None]
     return Observation(
         step=step,
-        entries=entries,
+        entries=numel * ranks,
         sent=sum(mean.sent for mean in means),
         wanted=sum(mean.wanted for mean in means),
         skipped=skipped,
@@ -52,6 +55,13 @@ def observed(means: Sequence[Mean], *, step: int, entries: int, skipped: bool) -
         choosable=sum(mean.choosable for mean in means),
         loss=means[0].loss if means else nan,
         alarmed=any(mean.alarmed for mean in means),
+        spectrum=Spectrum.total(told) if told else None,
+        fixed_bytes=sum(mean.fixed_bytes for mean in means),
+        entry_bytes=max((mean.entry_bytes for mean in means), default=0),
+        room=sum(sum(mean.rooms.values()) for mean in means),
+        ranks=ranks,
+        change=means[0].change if means else nan,
+        pace=means[0].pace if means else UNKNOWN_PACE,
     )
 
 

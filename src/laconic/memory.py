@@ -26,6 +26,11 @@ class Memory:
         self._lent: dict[str, int] = {}
         self._vectors = {kind: torch.zeros(model.numel, dtype=d, device=device) for kind, d in kinds.items()}
 
+    @property
+    def device(self) -> torch.device:
+        """Where the vectors lie."""
+        return self._device
+
     def __getitem__(self, kind: str) -> Tensor:
         return self._vectors[kind]
 

@@ -115,8 +115,10 @@ class Method:
         if self.masking and self.momentum != "method":
             raise ValueError("masking is of the method's own velocity: set momentum='method', or masking=False.")
         tells = not isinstance(self.exchange, ReduceMean)
-        if not tells and (self.guard is not None or self.tuner.needs_loss):
-            raise ValueError("reduce_mean carries no alarm and no loss: leave guard=None, or use GatherMean().")
+        if not tells and (self.guard is not None or self.tuner.needs_loss or self.tuner.spectrum_of != "none"):
+            raise ValueError(
+                "reduce_mean carries no alarm, no loss and no spectrum: leave guard=None, or use GatherMean()."
+            )
         if isinstance(self.tuner, Relief) and self.guard is None:
             raise ValueError("Relief answers a guard's alarm: set guard=Guard().")
         if self.damping and not self.compressor.ranks_choose:

@@ -17,19 +17,21 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
+from laconic.collectives import Transport
 from laconic.compressors import Dense
 from laconic.damping import Damped
-from laconic.diagnosis import norm, owed_norms, summary
+from laconic.diagnosis import let_guard_look, summary
 from laconic.errors import LaconicError
 from laconic.intake import Intake
-from laconic.job import Job, Outcome, Part
+from laconic.job import Job, Outcome
 from laconic.ledger import observed
 from laconic.method import Method
+from laconic.pace import Stopwatch
 from laconic.segments import Segments
 from laconic.state import State
 from laconic.stats import Stats
 from laconic.theory import Watched
-from laconic.types import Compressor, Envelope, Mean, Momentum, Steps, Transport
+from laconic.types import Compressor, Envelope, Mean, Momentum, Steps
 
 
 class Reducer:
@@ -57,20 +59,14 @@ class Reducer:
         self.method, self.transport = method, transport
         self.outcome, self.loss = Outcome(skipped=False, notes=None), nan
         self._model, self._dtype, self._device = model, dtype, torch.device(device)
-        self._fingerprint, self._clock, self._dtypes = fingerprint, clock, dtypes or {}
+        self._fingerprint, self._watch, self._dtypes = fingerprint, Stopwatch(clock), dtypes or {}
         self._sends_all = isinstance(method.compressor, Dense)
         # Clipping or selecting over the whole model needs all buckets.
         self._waits = method.scope == "model" or (method.clip is not None and method.clip.scope == "model")
         self._state = State.begin(
-            method,
-            model,
-            dtype=dtype,
-            device=self._device,
-            rank=transport.rank,
-            velocity=velocity,
-            track_age=track_age,
-            measure_every=measure_every,
-        )
+            method, model, dtype=dtype, device=self._device, rank=transport.rank, velocity=velocity,
+            track_age=track_age, measure_every=measure_every,
+        )  # fmt: skip
         self._jobs: list[Job] = []
         self._open = self._closed = False
         self._mark, self._sending = (0, 0), transport.world_size
@@ -120,34 +116,24 @@ class Reducer:
         """Take a bucket over and start its exchange; the future hands ``grad`` back, holding the mean."""
         if not self._open:
             raise LaconicError("begin was called outside a step. Call begin_step first.")
-        began = self._clock()
-        if self.method.scope == "model":
-            job, place = self._whole_job(), self._model.among(segments.names)
-        else:
-            # In place where it can be: what is owed replaces the gradient, and in the end the mean replaces that.
-            same = self._sends_all or grad.dtype == self._dtype
-            x = grad if same else self._state.memory.spare("x", grad.numel(), dtype=self._dtype)
-            job, place = Job(x, segments), segments
-            self._jobs.append(job)
-        job.notes = notes if job.notes is None else job.notes
-        part = Part(grad, segments, place, Future(devices=[self._device] if self._device.type == "cuda" else None))
-        job.parts.append(part)
-        if not self._waits:
-            self._start([job])
-        self._state.counters.select_seconds += self._clock() - began
+        with self._watch.selecting(self._state.counters):
+            job, place = self._job(grad, segments)
+            job.notes = notes if job.notes is None else job.notes
+            part = job.add(grad, segments, place)
+            if not self._waits:
+                self._start([job])
         return part.future
 
     def end_step(self) -> None:
         """Close the step: wait for every exchange, then hand all gradients back, or skip on all ranks."""
-        began, self._closed = self._clock(), True
-        if self._waits:
-            self._start([self._whole_job()] if self.method.scope == "model" else self._jobs)
-        self._state.counters.select_seconds += self._clock() - began
-        began = self._clock()
-        self.transport.drain()
-        if self._open and all(job.mean is not None for job in self._jobs):
-            self._settle()
-        self._state.counters.wait_seconds += self._clock() - began
+        self._closed, counters = True, self._state.counters
+        with self._watch.selecting(counters):
+            if self._waits:
+                self._start([self._whole_job()] if self.method.scope == "model" else self._jobs)
+        with self._watch.waiting(counters):
+            self.transport.drain()
+            if self._open and all(job.mean is not None for job in self._jobs):
+                self._settle()
 
     @property
     def step_shapes_messages(self) -> bool:
@@ -186,6 +172,16 @@ class Reducer:
         """Go on from a saved state; it fits, or nothing is changed."""
         self._state.load_state_dict(state)
 
+    def _job(self, grad: Tensor, segments: Segments) -> tuple[Job, Segments]:
+        """Return the job that a bucket belongs to, and its place in it."""
+        if self.method.scope == "model":
+            return self._whole_job(), self._model.among(segments.names)
+        # In place where it can be: what is owed replaces the gradient, and in the end the mean replaces that.
+        same = self._sends_all or grad.dtype == self._dtype
+        x = grad if same else self._state.memory.spare("x", grad.numel(), dtype=self._dtype)
+        self._jobs.append(Job(x, segments))
+        return self._jobs[-1], segments
+
     def _whole_job(self) -> Job:
         if not self._jobs:
             x = self._state.memory.spare("x", self._model.numel, dtype=self._dtype)
@@ -208,7 +204,7 @@ class Reducer:
     def _exchange(self, job: Job) -> Steps:
         compressor, merged = self._state.setting, self.method.scope == "model"
         segments = job.segments.merged() if merged else job.segments
-        envelope = self._envelope(job, merged=merged)
+        envelope = self._envelope(job, segments, merged=merged)
         if self.method.damping:
             delays = self.step + 1 - self._state.memory.read("sent_at", job.segments)
             compressor = Damped(compressor, delays)
@@ -227,8 +223,8 @@ class Reducer:
             self._settle()
         return job.mean
 
-    def _envelope(self, job: Job, *, merged: bool) -> Envelope:
-        fresh = None
+    def _envelope(self, job: Job, segments: Segments, *, merged: bool) -> Envelope:
+        fresh, rooms = None, self._state.ledger.rooms
         if job.entered is not None:
             reads = self._state.setting.reads_before and self.method.memory != "none"
             before = self._state.memory.read("owed", job.segments) if reads else None
@@ -240,10 +236,13 @@ class Reducer:
             rates=self._intake.digest,
             finite=job.finite,
             notes=job.notes,
-            rooms=self._state.ledger.rooms,
+            rooms=rooms,
             fresh=fresh,
             loss=self.loss,
             alarmed=self._state.alarm.raised,
+            pace=self._watch.pace,
+            spectrum=self._state.gauge.spectrum(job, segments, self._state.setting, step=self.step, rooms=rooms),
+            change=self._state.gauge.told,
             senders=self._senders,
             rank=self.transport.rank,
         )
@@ -260,6 +259,7 @@ class Reducer:
         finite = all(mean.finite for mean in means)
         # A dense gradient never left the caller's units.
         factors = {} if self._sends_all else self._intake.factors
+        self._state.gauge.look(self._jobs if finite else [], rank=self.transport.rank)
         for job in self._jobs:
             if finite:
                 self._commit(job)
@@ -291,8 +291,9 @@ class Reducer:
         counters.dense_bytes += sum(job.dense_bytes(self._dtypes) for job in self._jobs)
         counters.wire_bytes += self.transport.wire_bytes - self._mark[0]
         counters.collectives += self.transport.collectives - self._mark[1]
-        entries = sum(job.segments.numel for job in self._jobs) * self._sending
-        self._state.ledger.seen = observed(means, step=self.step + 1, entries=entries, skipped=not finite)
-        if finite and self._state.alarm.due(self.step):
-            owed, fresh = owed_norms(self._state), self._state.ledger.gradient_norms()
-            self._state.alarm.look(owed=norm(owed), fresh=norm(fresh))
+        numel = sum(job.segments.numel for job in self._jobs)
+        self._state.ledger.seen = observed(
+            means, step=self.step + 1, numel=numel, ranks=self._sending, skipped=not finite
+        )
+        if finite:
+            let_guard_look(self._state)

@@ -11,18 +11,21 @@ import torch
 
 from laconic.arguments import check_whole
 from laconic.compressors import Dense, StdThreshold
+from laconic.gauge import Gauge
 from laconic.guard import Alarm
 from laconic.ledger import Ledger
 from laconic.memory import Memory
 from laconic.method import Method
+from laconic.pace import UNKNOWN_PACE, Pace
 from laconic.segments import Segments
+from laconic.spectrum import Spectrum
 from laconic.stats import Counters
 from laconic.theory import Probe
 from laconic.tuners import Constant
 from laconic.types import Compressor, Observation, TunerState
 
-STATE_VERSION = 2
-_KEYS = {"method", "step", "tuner", "setting", "seen", "ledger", "alarm", "counters", "theory", "memory"}
+STATE_VERSION = 3
+_KEYS = {"method", "step", "tuner", "setting", "seen", "ledger", "alarm", "gauge", "counters", "theory", "memory"}
 
 
 @dataclass
@@ -34,6 +37,7 @@ class State:
     memory: Memory
     ledger: Ledger
     alarm: Alarm
+    gauge: Gauge
     probe: Probe | None
     setting: Compressor
     tuner: TunerState
@@ -69,12 +73,14 @@ class State:
         rule = method.compressor
         weight = rule.running if isinstance(rule, StdThreshold) else 0.0
         drift = Memory(model, kinds={"drift": dtype}, device=device) if measure_every else None
+        memory = Memory(model, kinds=kinds, device=device)
         return State(
             method=method,
             model=model,
-            memory=Memory(model, kinds=kinds, device=device),
+            memory=memory,
             ledger=Ledger(model, weight=weight, dtype=dtype, device=device),
             alarm=Alarm(method.guard, rank=rank),
+            gauge=Gauge(method.tuner.spectrum_of, memory, model),
             probe=Probe(every=measure_every, drift=drift) if drift else None,
             setting=rule,
             tuner=method.tuner.init(rule),
@@ -100,9 +106,11 @@ class State:
             "step": self.step,
             "tuner": dict(self.tuner),
             "setting": asdict(cast("Dense", self.setting)),
-            "seen": asdict(self.ledger.seen),
+            # How long a step took says nothing of the one after a restart.
+            "seen": asdict(replace(self.ledger.seen, pace=UNKNOWN_PACE)),
             "ledger": self.ledger.state_dict(),
             "alarm": self.alarm.state_dict(),
+            "gauge": self.gauge.state_dict(),
             "counters": asdict(self.counters),
             "theory": {"xi": self.probe.largest_xi, "fresh": self.probe.largest_fresh} if self.probe else {},
             "memory": self.memory.state_dict(),
@@ -116,8 +124,8 @@ class State:
         """
         self._check(state)
         try:
-            seen, counters = Observation(**state["seen"]), Counters(**state["counters"])
-        except TypeError as error:
+            seen, counters = observation(state["seen"]), Counters(**state["counters"])
+        except (KeyError, TypeError) as error:
             raise ValueError(f"the state was saved by another laconic: {error}.") from error
         self.memory.check(state["memory"], optional=("sent_at",))
         self.ledger.check(state["ledger"])
@@ -126,6 +134,7 @@ class State:
         self.memory.load_state_dict(state["memory"], start={"sent_at": state["step"]})
         self.ledger.load_state_dict(state["ledger"])
         self.alarm.load_state_dict(state["alarm"])
+        self.gauge.load_state_dict(state["gauge"] if state["method"] == repr(self.method) else {})
         self.step, self.ledger.seen, self.counters = state["step"], seen, counters
         if state["method"] == repr(self.method):
             self.tuner = dict(state["tuner"])
@@ -153,6 +162,12 @@ class State:
         missing = sorted(_KEYS - set(state))
         if missing:
             raise ValueError(f"the state lacks {', '.join(missing)}: it was not saved by link.state_dict().")
+
+
+def observation(saved: Mapping[str, Any]) -> Observation:
+    """Return what was seen, as it was saved."""
+    spectrum = saved["spectrum"] and Spectrum(**saved["spectrum"])
+    return Observation(**{**saved, "spectrum": spectrum, "pace": Pace(**saved["pace"])})
 
 
 def _restored(part: Any, saved: Mapping[str, Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import nan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,29 @@ class Layer:
     clipped_share: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """What a tuner that weighs gain against cost has chosen for the next step.
+
+    ``count`` entries a rank, the share ``gain`` of a full step that they guarantee, their ``cost`` in ``unit``. The
+    link as it was fitted, where it is measured: ranks wait ``latency_seconds`` and what ``bits_per_second`` make of
+    a rank's message (NaN: not measured). ``curve`` has the efficiency of other amounts, as (count, gain / cost).
+    """
+
+    count: float
+    gain: float
+    cost: float
+    unit: str
+    latency_seconds: float = nan
+    bits_per_second: float = nan
+    curve: tuple[tuple[float, float], ...] = field(default=(), repr=False)
+
+    @property
+    def efficiency(self) -> float:
+        """The gain for each unit of cost."""
+        return self.gain / self.cost if self.cost else nan
+
+
 @dataclass
 class Counters:
     """What a reducer adds up step by step, and saves."""
@@ -67,7 +91,8 @@ class Stats:
     ranks; ``owed_norm`` the norm of what this rank has not sent yet. ``select_seconds`` were spent
     choosing and packing, ``wait_seconds`` after backward, waiting for peers and adding up. ``kernels`` names
     what selects (Numba, Triton or plain torch), ``compile_seconds`` were spent by ``attach`` to compile it or to
-    find it on disk. ``layers`` has one entry a parameter.
+    find it on disk. ``layers`` has one entry a parameter, ``tuning`` is there for methods that
+    weigh what they send.
 
     ``syncs`` counts exchanges: one a step, or with local steps one a round of ``every`` steps. For those,
     ``drift`` is how far this rank's model was from the mean of all at the last sync and ``drift_bound`` how far it
@@ -96,6 +121,7 @@ class Stats:
     compile_seconds: float = 0.0
     history: tuple[Measurement, ...] = field(default=(), repr=False)
     layers: tuple[Layer, ...] = field(default=(), repr=False)
+    tuning: Tuning | None = None
 
     @property
     def ratio(self) -> float:

@@ -22,10 +22,11 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.averaging import dense
+from laconic.collectives import AllReduce, Reply, Request
 from laconic.memory import Memory
 from laconic.segments import Segments
 from laconic.stats import Measurement
-from laconic.types import AllReduce, Compressor, Envelope, Reply, Request, Steps
+from laconic.types import Compressor, Envelope, Steps
 
 
 @dataclass

@@ -1,17 +1,19 @@
-"""The vocabulary: what is sent, what is asked of a transport, and the four protocols."""
+"""The vocabulary: what is sent, what ranks agree on, and the protocols of those who decide."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import nan
-from typing import ClassVar, Literal, Protocol, TypeVar, runtime_checkable
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.futures import Future
 
+from laconic.collectives import Reply, Request
+from laconic.pace import UNKNOWN_PACE, Pace
 from laconic.segments import Segments
+from laconic.spectrum import Spectrum, SpectrumOf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,28 +80,6 @@ class Payload:
         return self.known.numel() + self.values.numel()
 
 
-@dataclass(frozen=True, kw_only=True)
-class AllGather:
-    """Ask for every rank's bytes; the reply has one row a rank, in rank order.
-
-    ``senders`` are the ranks that send (None: every rank); the reply has one row a sender, in rank order, and
-    ``send`` of a rank that is not among them is empty: ``size`` tells it how many bytes a message has.
-    """
-
-    send: Tensor
-    senders: tuple[int, ...] | None = None
-    size: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class AllReduce:
-    """Ask for the sum over ranks; the tensor itself is replaced by the sum and is the reply."""
-
-    send: Tensor
-
-
-Request = AllGather | AllReduce
-Reply = Tensor
 Over = Literal["ranks", "senders"]
 
 
@@ -109,8 +89,9 @@ class Envelope:
 
     ``notes`` are small numbers that every rank must see the sum of (say: which parameters got a gradient).
     ``rooms`` are the agreed rooms by segment name, ``fresh`` what is known of the segments. ``loss`` is this
-    rank's (NaN: not told), ``alarmed`` says that what it owes has run away. ``senders`` are the ranks that send
-    (None: every rank), ``rank`` is this one; a rank that does not send hears all the same.
+    rank's (NaN: not told), ``alarmed`` says that what it owes has run away, ``pace`` how long its step before took.
+    ``spectrum`` and ``change`` are what its gauge tells. ``senders`` are the ranks that send (None: every
+    rank), ``rank`` is this one; a rank that does not send hears all the same.
     """
 
     step: int
@@ -123,6 +104,9 @@ class Envelope:
     fresh: Fresh | None = None
     loss: float = nan
     alarmed: bool = False
+    pace: Pace = UNKNOWN_PACE
+    spectrum: Tensor | None = None
+    change: Tensor | None = None
     senders: tuple[int, ...] | None = None
     rank: int = 0
 
@@ -146,7 +130,8 @@ class Mean:
     ``values`` is a vector, or what was ``Gathered``: adding that up touches only entries that were sent.
     ``counts`` has for each segment that was chosen from the number of entries that qualified, rank by rank;
     ``qualified`` is their sum, out of ``choosable``. With ``senders`` these are the ranks that count, and ``own``
-    is None on the others.
+    is None on the others. A message had ``fixed_bytes`` and ``entry_bytes`` for each entry there was room for;
+    ``pace`` is the group's in the step before, ``change`` how much of what was sent then is used up (NaN: unknown).
     """
 
     values: Tensor | Gathered
@@ -160,12 +145,16 @@ class Mean:
     rooms: Mapping[str, int] = field(default_factory=dict)
     loss: float = nan
     alarmed: bool = False
+    pace: Pace = UNKNOWN_PACE
+    spectrum: Spectrum | None = None
+    change: float = nan
+    fixed_bytes: int = 0
+    entry_bytes: int = 0
     own: Payload | None = None
     senders: tuple[int, ...] | None = None
 
 
 Steps = Generator[Request, Reply, Mean]
-T = TypeVar("T")
 
 
 @runtime_checkable
@@ -230,21 +219,6 @@ class Exchange(Protocol):
         """Raise ``ValueError`` if this exchange cannot carry what the compressor makes."""
 
 
-class Transport(Protocol):
-    """Who does the talking. Later rounds are issued in submission order by the caller's own thread."""
-
-    rank: int
-    world_size: int
-    wire_bytes: int
-    collectives: int
-
-    def start(self, steps: Generator[Request, Reply, T], *, label: str) -> Future[T]:
-        """Run the exchange to its first request, issue that, and return before the reply."""
-
-    def drain(self) -> None:
-        """Bring every started exchange to its end."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Momentum:
     """The momentum that a method applies to a parameter in the optimizer's stead."""
@@ -259,7 +233,10 @@ class Observation:
 
     ``qualified`` of ``choosable`` entries would have been sent had there been room, leaving out what every
     rank sends anyway. ``loss`` is the mean over the ranks that told ``link.observe`` one (NaN: none did);
-    ``alarmed`` says that on some rank what is owed has run away.
+    ``alarmed`` says that on some rank what is owed has run away. ``spectrum`` is the mean over ranks of how large
+    entries were (for tuners that need it). A rank's messages had ``fixed_bytes`` and ``entry_bytes`` for each entry
+    there was room for, ``room`` of them; ``ranks`` sent. ``pace`` is that of one step earlier: it is known when the
+    step is over; so is ``change``, the share by which the fresh gradient fell along what had been sent.
     """
 
     step: int
@@ -271,6 +248,13 @@ class Observation:
     choosable: int = 0
     loss: float = nan
     alarmed: bool = False
+    spectrum: Spectrum | None = None
+    fixed_bytes: int = 0
+    entry_bytes: int = 0
+    room: int = 0
+    ranks: int = 1
+    change: float = nan
+    pace: Pace = UNKNOWN_PACE
 
 
 TunerState = dict[str, float]
@@ -285,6 +269,10 @@ class Tuner(Protocol):
     @property
     def needs_loss(self) -> bool:
         """Whether it follows ``Observation.loss``."""
+
+    @property
+    def spectrum_of(self) -> SpectrumOf:
+        """Of what it wants ``Observation.spectrum``, which then travels in every message."""
 
     def init(self, compressor: Compressor) -> TunerState:
         """Return the state before the first step, or raise ``ValueError`` if it cannot tune this compressor."""

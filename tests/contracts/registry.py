@@ -21,14 +21,17 @@ from laconic.compressors import (
     RandomK,
     SampledTopK,
     Sidco,
+    SignTopK,
     StdThreshold,
+    Stochastic,
     Strom,
     TopK,
 )
+from laconic.costs import Affine, Bits, Packets, Seconds
 from laconic.exchanges import GatherMean, ReduceMean
 from laconic.guard import Guard
 from laconic.method import Method
-from laconic.tuners import Constant, Progress, Relief, Stages, TargetDensity, Warmup
+from laconic.tuners import Budget, Cat, Constant, Progress, Relief, Stages, TargetDensity, Warmup
 from laconic.types import Compressor, Exchange, Sparsifier, Tuner
 
 COMPRESSORS: dict[type, list[Compressor]] = {
@@ -62,6 +65,11 @@ COMPRESSORS: dict[type, list[Compressor]] = {
         Sidco(density=0.01, stages=4, fit="pareto", whole_below=0),
         Sidco(density=1.0, whole_below=0),
     ],
+    SignTopK: [
+        SignTopK(density=0.001, whole_below=0),
+        SignTopK(density=0.4, whole_below=4),
+        SignTopK(density=1.0, whole_below=0),
+    ],
     StdThreshold: [
         StdThreshold(c=15.0, whole_below=0),
         StdThreshold(c=1.25, running=0.9, whole_below=4),
@@ -69,6 +77,13 @@ COMPRESSORS: dict[type, list[Compressor]] = {
         StdThreshold(c=2.0, std_of="residual", whole_below=0),
         StdThreshold(c=0.0, whole_below=0),
         StdThreshold(c=3.3, std_of="residual"),
+    ],
+    Stochastic: [
+        Stochastic(density=0.001, whole_below=0),
+        Stochastic(density=0.4, seed=7, whole_below=4),
+        Stochastic(density=1.0, whole_below=0),
+        Stochastic(density=0.4, cost=Bits(), whole_below=0),
+        Stochastic(density=0.1, cost=Affine(fixed_bits=5000.0), whole_below=4, floor=0.1, ceiling=1.0),
     ],
     Strom: [Strom(tau=0.5, whole_below=0), Strom(tau=0.125, whole_below=4)],
     TopK: [
@@ -86,6 +101,13 @@ EXCHANGES: dict[type, list[Exchange]] = {
 }
 
 TUNERS: dict[type, list[Tuner]] = {
+    Budget: [Budget(share=0.05), Budget(bits_per_second=1e6, floor=0.01, ceiling=0.2)],
+    Cat: [
+        Cat(cost=Affine(fixed_bits=4096.0)),
+        Cat(cost=Packets.cat_paper(), coding="published", floor=0.01, ceiling=1.0),
+        Cat(),
+        Cat(cost=Seconds(latency_seconds=0.01, bits_per_second=1e6), gain="beta"),
+    ],
     Constant: [Constant()],
     Progress: [Progress(), Progress(c_min=0.5, smoothing=1.0)],
     Relief: [Relief(), Relief(inner=Warmup(steps=7), factor=2.0, every=2), Relief(inner=Progress(), every=1)],
@@ -96,6 +118,13 @@ TUNERS: dict[type, list[Tuner]] = {
 
 RECIPES: dict[str, list[Method]] = {
     "adacomp": [laconic.adacomp(4, whole_below=0), laconic.adacomp(4, memory="update", whole_below=4)],
+    "cat": [
+        laconic.cat("bits", whole_below=0),
+        laconic.cat("packets", whole_below=4, start=0.3, memory="gradient"),
+        laconic.cat("bits", per="layer", start=0.3, whole_below=0),
+        laconic.cat("bits", rule="sign", start=0.3, whole_below=0),
+        laconic.cat("bits", rule="random", start=0.3, whole_below=0),
+    ],
     "celgc": [
         laconic.celgc(4),
         laconic.celgc(2, clip=0.5, optimizer_state="average"),
@@ -104,6 +133,7 @@ RECIPES: dict[str, list[Method]] = {
         laconic.celgc(2, period="drift", start=2, optimizer_state="reset"),
         laconic.celgc(4, clip=0.5, send=laconic.topk(0.3, whole_below=0), restart=0.5),
         laconic.celgc(2, participants=2),
+        laconic.celgc(2, send=laconic.cat("bits", start=0.3, whole_below=0)),
         laconic.celgc(2, participants=1, send=laconic.topk(0.3, memory="update", whole_below=4)),
     ],
     "dense": [laconic.dense()],
@@ -130,6 +160,7 @@ RECIPES: dict[str, list[Method]] = {
         laconic.sdagc(2.0, law="target", density=0.2, clip=0.5, clip_scope="layer", whole_below=0),
         laconic.sdagc(1.5, over="model", running=0.9, momentum=False, whole_below=0),
         laconic.sdagc(1.5, over="model", scope="model", whole_below=0),
+        laconic.sdagc(1.5, law="cat", cost="bits", whole_below=0),
         laconic.sdagc(1.5, std_of="residual", revision="damp", fallback=True, whole_below=0),
     ],
     "sidco": [laconic.sidco(0.3, whole_below=0), laconic.sidco(0.1, memory="update", whole_below=4)],
@@ -176,6 +207,15 @@ def _no_choice(field: str) -> list[tuple[str, Any]]:
 _WHOLE_BELOW = _no_whole("whole_below", -1)
 # What each class must refuse, and the field that its message must name.
 BAD_SETTINGS: dict[type, list[tuple[str, Any]]] = {
+    Budget: [*_no_share("share"), ("share", 1.0), *_no_share("floor"), ("floor", 0.7), *_no_share("ceiling")],
+    Cat: [
+        *[("cost", value) for value in (None, "bits", Seconds, 3)],
+        *_no_choice("gain"),
+        *_no_choice("coding"),
+        *_no_share("floor"),
+        ("floor", 0.7),
+        *_no_share("ceiling"),
+    ],
     AdaComp: [*_no_whole("bin_size", 0), *_WHOLE_BELOW],
     Binned: [
         *[("inner", value) for value in (None, "topk", TopK, Dense(), RandomK(density=0.1), StdThreshold(c=2.0))],
@@ -195,6 +235,7 @@ BAD_SETTINGS: dict[type, list[tuple[str, Any]]] = {
     ],
     SampledTopK: [*_no_share("density"), *_no_share("sample"), *_WHOLE_BELOW],
     Sidco: [*_no_share("density"), *_no_whole("stages", 0), *_no_choice("fit"), *_WHOLE_BELOW],
+    SignTopK: [*_no_share("density"), *_WHOLE_BELOW],
     Stages: _no_whole("every", 0),
     StdThreshold: [
         *_no_number("c", -0.1),
@@ -202,6 +243,15 @@ BAD_SETTINGS: dict[type, list[tuple[str, Any]]] = {
         *_no_choice("over"),
         *_no_number("running", -0.1, 1.0, 1.5),
         *_WHOLE_BELOW,
+    ],
+    Stochastic: [
+        *_no_share("density"),
+        *[("cost", value) for value in ("bits", 1.0, Bits, Seconds())],
+        *_WHOLE_BELOW,
+        *_no_whole("seed", -1),
+        *_no_share("floor"),
+        ("floor", 0.6),
+        *_no_share("ceiling"),
     ],
     Strom: [*_no_number("tau", 0, 0.0, -0.1), *_WHOLE_BELOW],
     TargetDensity: [
@@ -217,13 +267,16 @@ BAD_SETTINGS: dict[type, list[tuple[str, Any]]] = {
 
 # Settings that a class cannot do without.
 NEEDED: dict[type, dict[str, Any]] = {
+    Budget: {"share": 0.1},
     Binned: {"inner": TopK(density=0.1)},
     GaussianK: {"density": 0.1},
     LocalClip: {"norm": 1.0},
     RandomK: {"density": 0.1},
     SampledTopK: {"density": 0.1},
     Sidco: {"density": 0.1},
+    SignTopK: {"density": 0.1},
     StdThreshold: {"c": 2.0},
+    Stochastic: {"density": 0.1},
     Strom: {"tau": 0.1},
     TopK: {"density": 0.1},
 }
@@ -236,13 +289,13 @@ def refusal(field: str, value: object) -> str:
 
 
 def selects(compressor: Compressor) -> bool:
-    """Whether values are sent as they are; the others round them, and what that changes stays owed."""
-    return not isinstance(compressor, AdaComp | Binned | Strom)
+    """Whether values are sent as they are; the others change them, and what that changes stays owed."""
+    return not isinstance(compressor, AdaComp | Binned | SignTopK | Stochastic | Strom)
 
 
 def everything(compressor: Compressor) -> Compressor | None:
-    """The same compressor where it sends all; None for bins and fixed thresholds, which have no such setting."""
-    if isinstance(compressor, Sparsifier):
+    """The same compressor where it sends all; None for bins, signs and fixed thresholds, which have none."""
+    if isinstance(compressor, Sparsifier) and not isinstance(compressor, SignTopK):
         return compressor.at_density(1.0)
     return compressor if isinstance(compressor, Dense) else None
 

@@ -186,7 +186,9 @@ def test_where_the_host_does_not_know_the_counts_the_message_is_the_same(compres
     assert torch.equal(*messages)
 
 
-@pytest.mark.parametrize("compressor", [c for c in compressors() if c.counts_vary], ids=repr)
+@pytest.mark.parametrize(
+    "compressor", [c for c in compressors() if c.counts_vary and c.name != "stochastic"], ids=repr
+)
 def test_where_room_is_short_every_entry_that_qualifies_is_sent_sooner_or_later(compressor):
     """The same vector in every step: what lies at the end of a layer gets its turn as well."""
     flat, tight = Flat(normal(48, 4), segments_of([5, 0, 1, 30, 12])), {"p0": 1, "p2": 1, "p3": 1, "p4": 1}

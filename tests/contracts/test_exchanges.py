@@ -17,11 +17,12 @@ from torch import Tensor
 from contracts.registry import everything, exchanges, pairs
 from contracts.vectors import DTYPES, Flat, dyadic, normal, same_bits, segments_of, taken_by
 from laconic.averaging import dense
+from laconic.collectives import AllGather, AllReduce
 from laconic.compressors import AdaComp, Dense, StdThreshold, TopK
 from laconic.errors import GroupError
 from laconic.exchanges import GatherMean, ReduceMean
 from laconic.transports import Lockstep
-from laconic.types import AllGather, AllReduce, Compressor, Envelope, Exchange, Fresh, Mean
+from laconic.types import Compressor, Envelope, Exchange, Fresh, Mean
 
 SEGMENTS = segments_of([5, 0, 1, 30, 12])
 RANKS = [1, 2, 5]

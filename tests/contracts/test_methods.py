@@ -52,6 +52,7 @@ def test_every_setting_has_a_default_and_is_found_by_name(name):
 
 # What makes a method send everything; fixed thresholds and bins have no such setting.
 SENDS_ALL: dict[str, dict[str, Any]] = {
+    "cat": {"cost": "bits", "start": 1.0, "floor": 1.0, "ceiling": 1.0, "whole_below": 0},
     "celgc": {},
     "dense": {},
     "dgc": {"density": 1.0, "whole_below": 0},

@@ -102,10 +102,11 @@ def test_help_names_the_commands(words, named, capsys):
     assert all(f"• {name}" in shown for name in named)
 
 
-def test_wrong_input_ends_with_what_was_got_and_wanted():
-    done = _laconic("bench", "kernels", "--density", "0")
-    said = " ".join((done.stdout + done.stderr).replace("│", " ").split())
-    assert done.returncode == 2
+def test_wrong_input_ends_with_what_was_got_and_wanted(capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["bench", "kernels", "--density", "0"])
+    said = " ".join("".join(capsys.readouterr()).replace("│", " ").split())
+    assert left.value.code == 2
     assert "density must be a number in (0, 1], got 0.0. For 0.1% write --density 0.001." in said
     assert "Traceback" not in said
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.vectors import dyadic, normal, same_bits
+from laconic.collectives import AllGather, AllReduce
 from laconic.errors import LaconicError
 from laconic.transports import Lockstep
 from laconic.transports.lockstep import ring_sum
-from laconic.types import AllGather, AllReduce
 
 
 def _rounds(value: float, rounds: int, log: list[str], name: str):

@@ -11,10 +11,10 @@ import torch
 
 import laconic
 from contracts.vectors import normal
+from laconic.collectives import AllReduce
 from laconic.errors import GroupError, LaconicError
 from laconic.reducer import Reducer
 from laconic.transports import Lockstep
-from laconic.types import AllReduce
 from lockstep.ranks import run_ranks
 from lockstep.world import MODEL, World
 

@@ -149,13 +149,14 @@ def _deep(group, width, megabytes, method, steps, measure_every):
 
 
 @pytest.mark.timeout(400)
-def test_two_hundred_steps_with_twenty_buckets_of_a_megabyte_end(pool):
+def test_a_hundred_steps_with_twenty_buckets_end(pool):
     # PyTorch's own PowerSGD hook finished none of seven runs with more than one bucket over gloo: it issues
     # collectives from completion callbacks, which come in another order on each rank.
-    results = pool.run(4, _deep, 512, 1, laconic.topk(0.01), 200, 0)
+    # Messages are as long as 1% of a bucket of a megabyte; more steps take half a minute of two cores.
+    results = pool.run(4, _deep, 256, 1 / 4, laconic.topk(0.04), 100, 0)
     assert len({bits for bits, *_ in results}) == 1
     for _, steps, buckets, _ in results:
-        assert steps == 200
+        assert steps == 100
         assert buckets >= 20
 
 

@@ -25,7 +25,7 @@ from laconic.methods import METHODS
 from pool import run_alone
 
 TRAINING = Training(steps=9, batch=2, log_every=4, eval_every=6)
-SMALL = Lm(hidden=8, length=6)
+SMALL = Lm(hidden=8, length=32)
 BATCH = LmWork.batch
 SUMMARY = [
     "metric", "best", "final", "wire_bytes_sent_per_rank", "dense_bytes_per_rank", "ratio", "steps", "syncs",
@@ -59,9 +59,9 @@ def _result(ranks) -> dict:
 
 
 RUNS = {
-    "dense on three ranks": (3, _spec(task=Lm(hidden=256, length=6))),
-    "gpt with AdamW": (2, _spec(task=Lm(model="gpt", hidden=8, layers=1, length=6))),
-    "awd with dropout": (2, _spec(task=Lm(model="awd", hidden=8, embedding=8, length=6), method="topk")),
+    "dense on three ranks": (3, _spec(task=Lm(hidden=256, length=32))),
+    "gpt with AdamW": (2, _spec(task=Lm(model="gpt", hidden=8, layers=1, length=32))),
+    "awd with dropout": (2, _spec(task=Lm(model="awd", hidden=8, embedding=8, length=32), method="topk")),
     "BatchNorm and momentum": (2, _spec(task=Vision(width=2, train_examples=60, test_examples=20), method="topk")),
     "momentum moved": (2, _spec(task=Speech(hidden=8), method="dgc:density=0.1")),
     "rows": (2, _spec(task=Logreg(), method="sdagc")),

@@ -7,8 +7,8 @@ import threading
 import torch
 import torch.distributed as dist
 
+from laconic.collectives import AllGather, AllReduce
 from laconic.transports import ProcessGroupTransport, process_group
-from laconic.types import AllGather, AllReduce
 
 
 def test_it_waits_until_another_holder_has_let_go():

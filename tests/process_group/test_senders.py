@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 
 import laconic
+from laconic.collectives import AllGather
 from laconic.compressors import Binned, ChunkTopK
 from laconic.exchanges import GatherMean
 from laconic.reducer import Reducer
 from laconic.segments import Segments
 from laconic.transports import Lockstep, ProcessGroupTransport
-from laconic.types import AllGather
 from models import digest
 
 MODEL = Segments.of(["a", "b", "c", "scalar"], [3000, 257, 40, 1])

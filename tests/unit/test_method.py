@@ -47,9 +47,9 @@ from laconic.tuners import Constant, Progress, Relief, Stages, TargetDensity, Wa
         (
             laconic.dense(),
             {"guard": Guard()},
-            r"reduce_mean carries no alarm and no loss: leave guard=None, or use",
+            r"reduce_mean carries no alarm, no loss and no spectrum: leave guard=None, or use",
         ),
-        (laconic.randomk(), {"guard": Guard()}, r"reduce_mean carries no alarm and no loss: .*GatherMean\(\)"),
+        (laconic.randomk(), {"guard": Guard()}, r"reduce_mean carries no alarm, no loss and no spectrum: .*GatherMean\(\)"),
         (laconic.randomk(), {"tuner": Progress()}, r"reduce_mean carries no alarm and no loss"),
     ],
     ids=lambda v: repr(v) if isinstance(v, dict) else "",
@@ -139,7 +139,7 @@ def test_a_revision_of_the_rate_is_a_unit_of_memory_or_damping(revision, memory,
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        ({"law": "linear"}, "law must be one of fixed, warmup, progress, target; got 'linear'"),
+        ({"law": "linear"}, "law must be one of fixed, warmup, progress, target, cat; got 'linear'"),
         ({"revision": "A"}, "revision must be one of rescale, damp, none; got 'A'"),
         ({"std_of": "gradients"}, "std_of must be one of gradient, residual; got 'gradients'"),
         ({"clip": 0.0}, r"norm must be a finite number over 0, got 0\.0\. For no clipping use clip=None"),

@@ -15,13 +15,14 @@ import laconic
 from contracts.registry import compressors
 from contracts.vectors import Flat, normal, same_bits, segments_of, taken_by
 from laconic.averaging import add_mean_, dense
+from laconic.collectives import AllGather
 from laconic.compressors import Dense, GaussianK, TopK
 from laconic.exchanges import GatherMean, ReduceMean
 from laconic.job import Job, Part
 from laconic.memory import Memory
 from laconic.segments import Segments
 from laconic.transports import Lockstep
-from laconic.types import AllGather, Envelope, Gathered, Mean, Payload
+from laconic.types import Envelope, Gathered, Mean, Payload
 
 SEGMENTS = segments_of([5, 0, 1, 30, 12])
 SOME = [(0,), (2,), (0, 3), (1, 2, 3), (0, 1, 2, 3)]

@@ -8,7 +8,9 @@ from laconic.compressors.gaussiank import GaussianK
 from laconic.compressors.randomk import RandomK
 from laconic.compressors.sampled_topk import SampledTopK
 from laconic.compressors.sidco import Sidco
+from laconic.compressors.sign_topk import SignTopK
 from laconic.compressors.std_threshold import StdThreshold
+from laconic.compressors.stochastic import Stochastic
 from laconic.compressors.strom import Strom
 from laconic.compressors.topk import TopK
 
@@ -21,7 +23,9 @@ __all__ = [
     "RandomK",
     "SampledTopK",
     "Sidco",
+    "SignTopK",
     "StdThreshold",
+    "Stochastic",
     "Strom",
     "TopK",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isnan, nan
+from math import isfinite, isnan, nan
 from typing import ClassVar, get_args
 
 import torch
@@ -11,8 +11,11 @@ from torch import Tensor
 
 from laconic import kernels, wire
 from laconic.arguments import check_choice
+from laconic.collectives import AllGather
+from laconic.pace import Pace
 from laconic.segments import Segments
-from laconic.types import AllGather, Compressor, Envelope, Gathered, Mean, Over, Payload, Plan, Steps
+from laconic.spectrum import Spectrum
+from laconic.types import Compressor, Envelope, Gathered, Mean, Over, Payload, Plan, Steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,16 +44,20 @@ class GatherMean:
         senders = _checked(envelope)
         plan = compressor.plan(segments, step=envelope.step, rooms=envelope.rooms)
         notes = 0 if envelope.notes is None else envelope.notes.numel()
+        tells = envelope.spectrum is not None
         payload, message = None, torch.empty(0, dtype=torch.uint8, device=x.device)
         header = _header(None, plan, envelope, value_bytes=x.element_size())
         if senders is None or envelope.rank in senders:
             fresh = envelope.fresh or kernels.fresh_of(x, segments)
             payload = compressor.compress_(x, segments, plan, fresh)
             header = _header(payload, plan, envelope, value_bytes=x.element_size())
-            message = wire.pack(payload, plan, header, numel=x.numel(), notes=envelope.notes)
-        size = wire.message_bytes(plan, numel=x.numel(), notes=notes, value_bytes=x.element_size())
+            message = wire.pack(
+                payload, plan, header, numel=x.numel(), notes=envelope.notes, spectrum=envelope.spectrum
+            )
+        size = wire.message_bytes(plan, numel=x.numel(), notes=notes, spectrum=tells, value_bytes=x.element_size())
+        each = wire.entry_bytes(numel=x.numel(), value_bytes=x.element_size())
         rows = yield AllGather(send=message, senders=senders, size=size)
-        messages = wire.unpack(rows, plan, header, numel=x.numel(), notes=notes, dtype=x.dtype)
+        messages = wire.unpack(rows, plan, header, numel=x.numel(), notes=notes, dtype=x.dtype, spectrum=tells)
         headers = [m.header for m in messages]
         counts = zip(*(h.counts for h in headers), strict=True) if plan.counted else []
         return Mean(
@@ -67,6 +74,11 @@ class GatherMean:
             rooms=dict(zip(plan.choosing.names, plan.rooms, strict=True)),
             loss=_mean_told([h.loss for h in headers]),
             alarmed=any(h.alarmed for h in headers),
+            pace=Pace.of_group([h.pace for h in headers]),
+            spectrum=Spectrum.mean([m.spectrum for m in messages if m.spectrum]) if tells else None,
+            change=_share([h.change for h in headers]),
+            fixed_bytes=size - plan.capacity * each,
+            entry_bytes=each,
             own=payload,
             senders=senders,
         )
@@ -99,7 +111,16 @@ def _header(payload: Payload | None, plan: Plan, envelope: Envelope, *, value_by
         value_bytes=value_bytes,
         loss=envelope.loss,
         alarmed=envelope.alarmed,
+        pace=envelope.pace,
+        change=envelope.change,
     )
+
+
+def _share(told: list[tuple[float, float]]) -> float:
+    """Return the sum of the first numbers over that of the second, of those ranks that know them."""
+    known = [pair for pair in told if isfinite(sum(pair))]
+    whole = sum(second for _, second in known)
+    return sum(first for first, _ in known) / whole if whole > 0 else nan
 
 
 def _mean_told(losses: list[float]) -> float:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from laconic import kernels
+from laconic.collectives import AllReduce
 from laconic.errors import GroupError
 from laconic.segments import Segments
-from laconic.types import AllReduce, Compressor, Envelope, Mean, Plan, Steps
+from laconic.types import Compressor, Envelope, Mean, Plan, Steps
 
 _CHECK = 32
 # bfloat16 counts to 256 exactly.

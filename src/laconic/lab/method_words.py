@@ -17,6 +17,7 @@ from laconic.methods import METHODS, by_name
 
 PAPERS = {
     "adacomp": "Chen et al., AdaComp, AAAI 2018",
+    "cat": "Khirirat et al., A Flexible Framework for Communication-Efficient Machine Learning, AAAI 2021",
     "celgc": "Liu et al., A Communication-Efficient Distributed Gradient Clipping Algorithm, NeurIPS 2022",
     "dense": "Li et al., PyTorch Distributed, VLDB 2020",
     "dgc": "Lin et al., Deep Gradient Compression, ICLR 2018",

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 
 from laconic.method import Method
+from laconic.methods.aware import cat
 from laconic.methods.every_step import (
     adacomp,
     dense,
@@ -34,6 +35,7 @@ __all__ = [
     "METHODS",
     "adacomp",
     "by_name",
+    "cat",
     "celgc",
     "dense",
     "dgc",
@@ -59,6 +61,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     f.__name__: f
     for f in (
         adacomp,
+        cat,
         celgc,
         dense,
         dgc,

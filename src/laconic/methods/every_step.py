@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal, get_args
 
+from laconic import costs
 from laconic.arguments import check_choice, check_whole
 from laconic.clipping import ClipScope, Convention, LocalClip
 from laconic.compressors import (
@@ -19,13 +20,14 @@ from laconic.compressors import (
     TopK,
 )
 from laconic.compressors.std_threshold import Over, Source
+from laconic.costs import Cost
 from laconic.exchanges import GatherMean, ReduceMean
 from laconic.guard import Guard
 from laconic.method import Method, Scope, Unit
-from laconic.tuners import Constant, Progress, Relief, Stages, TargetDensity, Warmup
+from laconic.tuners import Cat, Constant, Progress, Relief, Stages, TargetDensity, Warmup
 from laconic.types import Compressor, Tuner
 
-Law = Literal["fixed", "warmup", "progress", "target"]
+Law = Literal["fixed", "warmup", "progress", "target", "cat"]
 Revision = Literal["rescale", "damp", "none"]
 
 
@@ -109,6 +111,7 @@ def sdagc(
     scope: Scope = "layer",
     whole_below: int = 1024,
     fallback: bool = False,
+    cost: Cost | str | None = None,
 ) -> Method:
     """Send what exceeds c deviations of the fresh gradient, with four companions: SDAGC (reconstruction).
 
@@ -120,14 +123,15 @@ def sdagc(
 
     ``law`` says how c moves: ``fixed``; ``warmup`` to c in ``warmup_steps`` (100); ``progress`` from c / 2 to c as
     the loss falls, which ``link.observe`` must be told before every step; ``target``, which holds ``density``
-    (0.004). ``running`` is the weight of the past in the gradient's deviation (0.9). ``scope="model"`` takes
-    all parameters as one vector: one threshold, and none of them is sent whole.
+    (0.004); ``cat``, which sends what is worth its ``cost`` (measured seconds; see ``cat``). ``running`` is the
+    weight of the past in the gradient's deviation (0.9). ``scope="model"`` takes all parameters as one vector: one
+    threshold, and none of them is sent whole.
     """
     if running is None:
         running = 0.9 if std_of == "gradient" else 0.0
     check_choice("revision", revision, get_args(Revision))
     rule = StdThreshold(c=c, std_of=std_of, over=over, running=running, whole_below=whole_below)
-    tuner = _law(law, rule, warmup_steps, density)
+    tuner = _law(law, rule, warmup_steps, density, cost)
     return Method(
         name="sdagc",
         compressor=rule,
@@ -200,7 +204,9 @@ def _warmup(steps: int) -> Tuner:
     return Warmup(steps=steps) if steps else Constant()
 
 
-def _law(law: Law, rule: StdThreshold, warmup_steps: int | None, density: float | None) -> Tuner:
+def _law(
+    law: Law, rule: StdThreshold, warmup_steps: int | None, density: float | None, cost: Cost | str | None
+) -> Tuner:
     check_choice("law", law, get_args(Law))
     if density is not None and law != "target":
         raise ValueError(
@@ -208,6 +214,11 @@ def _law(law: Law, rule: StdThreshold, warmup_steps: int | None, density: float 
         )
     if warmup_steps is not None and law != "warmup":
         raise ValueError(f"warmup_steps is for law='warmup', got law='{law}'. Leave it out.")
+    if cost is not None and law != "cat":
+        raise ValueError(f"cost is for law='cat', got law='{law}'. Leave it out.")
+    if law == "cat":
+        price = "seconds" if cost is None else cost
+        return Cat(cost=costs.by_name(price) if isinstance(price, str) else price, floor=1e-4)
     if law == "warmup":
         return _warmup(100 if warmup_steps is None else warmup_steps)
     if law == "progress":

@@ -7,7 +7,7 @@ from collections.abc import Generator
 import torch
 from torch import Tensor
 
-from laconic.types import AllGather, AllReduce, Reply, Request, Transport
+from laconic.collectives import AllGather, AllReduce, Reply, Request, Transport
 
 
 class Meeting:

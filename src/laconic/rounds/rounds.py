@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from laconic.collectives import Transport
 from laconic.errors import LaconicError
 from laconic.local.steps import participants_of
 from laconic.method import Method
@@ -32,7 +33,6 @@ from laconic.rounds.pace import Pace
 from laconic.rounds.progress import Progress, with_rounds
 from laconic.rounds.sync import Agreed, Sync
 from laconic.stats import Stats
-from laconic.types import Transport
 
 
 class Rounds:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
+from laconic.collectives import AllGather, Reply, Request
 from laconic.errors import LaconicError
-from laconic.types import AllGather, Reply, Request
 
 T = TypeVar("T")
 

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
+from laconic.collectives import AllGather, Reply, Request
 from laconic.errors import ExchangeError
-from laconic.types import AllGather, Reply, Request
 
 T = TypeVar("T")
 

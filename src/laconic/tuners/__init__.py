@@ -1,5 +1,7 @@
 """HOW MUCH. A re-export here is a tuner's registration."""
 
+from laconic.tuners.budget import Budget
+from laconic.tuners.cat import Cat
 from laconic.tuners.constant import Constant
 from laconic.tuners.progress import Progress
 from laconic.tuners.relief import Relief
@@ -7,4 +9,4 @@ from laconic.tuners.stages import Stages
 from laconic.tuners.target_density import TargetDensity
 from laconic.tuners.warmup import Warmup
 
-__all__ = ["Constant", "Progress", "Relief", "Stages", "TargetDensity", "Warmup"]
+__all__ = ["Budget", "Cat", "Constant", "Progress", "Relief", "Stages", "TargetDensity", "Warmup"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from laconic.spectrum import SpectrumOf
 from laconic.types import Compressor, Observation, TunerState
 
 
@@ -14,6 +15,7 @@ class Constant:
 
     name: ClassVar[str] = "constant"
     needs_loss: ClassVar[bool] = False
+    spectrum_of: ClassVar[SpectrumOf] = "none"
 
     def init(self, compressor: Compressor) -> TunerState:  # noqa: ARG002
         """Remember nothing."""

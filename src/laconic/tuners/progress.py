@@ -7,6 +7,7 @@ from math import isfinite
 from typing import ClassVar
 
 from laconic.arguments import check_number, check_share
+from laconic.spectrum import SpectrumOf
 from laconic.tuners.movable import thresholder
 from laconic.types import Compressor, Observation, TunerState
 
@@ -21,6 +22,7 @@ class Progress:
 
     name: ClassVar[str] = "progress"
     needs_loss: ClassVar[bool] = True
+    spectrum_of: ClassVar[SpectrumOf] = "none"
     c_min: float = 1.0
     smoothing: float = 0.02
 

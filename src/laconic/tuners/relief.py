@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from laconic.arguments import check_number, check_whole
+from laconic.spectrum import SpectrumOf
 from laconic.tuners.constant import Constant
 from laconic.tuners.movable import sparsifier
 from laconic.types import Compressor, Observation, Tuner, TunerState
@@ -33,6 +34,11 @@ class Relief:
     def needs_loss(self) -> bool:
         """Whether the inner tuner follows the loss."""
         return self.inner.needs_loss
+
+    @property
+    def spectrum_of(self) -> SpectrumOf:
+        """Return of what the inner tuner wants the spectrum."""
+        return self.inner.spectrum_of
 
     def init(self, compressor: Compressor) -> TunerState:
         """Remember the inner tuner's state and density."""

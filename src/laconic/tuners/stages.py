@@ -7,6 +7,7 @@ from math import ceil, log
 from typing import ClassVar, Protocol, runtime_checkable
 
 from laconic.arguments import check_whole
+from laconic.spectrum import SpectrumOf
 from laconic.types import Compressor, Observation, TunerState
 
 
@@ -30,6 +31,7 @@ class Stages:
 
     name: ClassVar[str] = "stages"
     needs_loss: ClassVar[bool] = False
+    spectrum_of: ClassVar[SpectrumOf] = "none"
     every: int = 5
 
     def __post_init__(self) -> None:

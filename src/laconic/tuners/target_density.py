@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from laconic.arguments import check_number, check_share, check_whole
+from laconic.spectrum import SpectrumOf
 from laconic.tuners.movable import thresholder
 from laconic.types import Compressor, Observation, TunerState
 
@@ -20,6 +21,7 @@ class TargetDensity:
 
     name: ClassVar[str] = "target_density"
     needs_loss: ClassVar[bool] = False
+    spectrum_of: ClassVar[SpectrumOf] = "none"
     density: float = 0.001
     every: int = 5
     factor: float = 1.02

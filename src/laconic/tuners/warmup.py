@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from laconic.arguments import check_number, check_share, check_whole
+from laconic.spectrum import SpectrumOf
 from laconic.tuners.movable import sparsifier
 from laconic.types import Compressor, Observation, TunerState
 
@@ -28,6 +29,7 @@ class Warmup:
 
     name: ClassVar[str] = "warmup"
     needs_loss: ClassVar[bool] = False
+    spectrum_of: ClassVar[SpectrumOf] = "none"
     steps: int = 100
     start: float = 0.25
 

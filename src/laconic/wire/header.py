@@ -1,4 +1,4 @@
-"""The header of a message: eight 64-bit words that every rank checks and every rank learns from.
+"""The header of a message: ten 64-bit words that every rank checks and every rank learns from.
 
 ==== ============ ============================================================
 word name         meaning
@@ -12,9 +12,13 @@ word name         meaning
                   owes has run away; bits 8-15: bytes of one value, 4 or 8
 6    rates        digest of learning rates and momenta; equal on all ranks
 7    loss         this rank's loss, the bits of a float64; NaN: not told
+8    pace         seconds of the step before, two float32: waited, all else
+9    change       two float32: how much the fresh gradient fell along what
+                  others had sent, and how much they had; NaN: not known
 ==== ============ ============================================================
 
 In a counted message the header is followed by one count a choosing segment: how many entries qualified in it.
+Where a tuner asks for it a spectrum comes next, 72 bytes: how many entries there are of each magnitude.
 """
 
 from __future__ import annotations
@@ -22,17 +26,18 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import nan
+from math import isfinite, nan
 
 import torch
 from torch import Tensor
 
 from laconic.errors import GroupError, WireError
+from laconic.pace import UNKNOWN_PACE, Pace
 from laconic.types import Plan
 
-VERSION = 2
+VERSION = 3
 MAGIC = int.from_bytes(b"laconic" + bytes([VERSION]), "little", signed=True)
-WORDS = 8
+WORDS = 10
 HEADER_BYTES = 8 * WORDS
 _NOT_FINITE = 1
 _ALARMED = 2
@@ -51,14 +56,19 @@ class Header:
     value_bytes: int
     loss: float = nan
     alarmed: bool = False
+    pace: Pace = UNKNOWN_PACE
+    change: Tensor | None = None
 
     def words(self, device: torch.device) -> Tensor:
-        """Return the eight words on the device; nothing is copied from it."""
+        """Return the ten words on the device; nothing is copied from it."""
         flags = (_ALARMED if self.alarmed else 0) | self.value_bytes << 8
         loss = int.from_bytes(struct.pack("<d", self.loss), "little", signed=True)
-        host = [MAGIC, self.fingerprint, self.step, 0, 0, flags, self.rates, loss]
+        pace = int.from_bytes(struct.pack("<ff", self.pace.waited, self.pace.rest), "little", signed=True)
+        host = [MAGIC, self.fingerprint, self.step, 0, 0, flags, self.rates, loss, pace, 0]
         words = torch.tensor(host, dtype=torch.int64).to(device, non_blocking=True)
         words[3], words[4] = self.count, self.wanted
+        change = torch.full((2,), nan, device=device) if self.change is None else self.change
+        words[9:] = change.view(torch.int64)
         words[5] += (~torch.as_tensor(self.finite, device=device)).to(torch.int64) * _NOT_FINITE
         return words
 
@@ -72,6 +82,8 @@ class Received:
     finite: bool
     loss: float
     alarmed: bool
+    pace: Pace
+    change: tuple[float, float]
     counts: tuple[int, ...]
 
 
@@ -87,7 +99,7 @@ def read_headers(rows: Tensor, own: Header, plan: Plan, counts: Tensor) -> list[
 
 
 def _read(words: Sequence[int], said: Sequence[int], own: Header, plan: Plan, *, rank: int) -> Received:
-    magic, fingerprint, step, count, wanted, flags, rates, loss = words
+    magic, fingerprint, step, count, wanted, flags, rates, loss, pace, change = words
     if magic != MAGIC:
         raise WireError(
             f"rank {rank} sent bytes that are not a laconic message of version {VERSION} "
@@ -114,8 +126,21 @@ def _read(words: Sequence[int], said: Sequence[int], own: Header, plan: Plan, *,
         finite=not flags & _NOT_FINITE,
         loss=struct.unpack("<d", loss.to_bytes(8, "little", signed=True))[0],
         alarmed=bool(flags & _ALARMED),
+        pace=_pace(pace),
+        change=_pair(change),
         counts=tuple(said),
     )
+
+
+def _pace(word: int) -> Pace:
+    waited, rest = _pair(word)
+    # Bytes from outside: a time is a number that is not below zero, or not known.
+    return Pace(waited=waited, rest=rest) if waited >= 0 and rest >= 0 and isfinite(waited + rest) else UNKNOWN_PACE
+
+
+def _pair(word: int) -> tuple[float, float]:
+    first, second = struct.unpack("<ff", word.to_bytes(8, "little", signed=True))
+    return first, second
 
 
 _REMEDY = {

@@ -1,4 +1,4 @@
-"""A whole message: header, counts, notes, values of the known entries, chosen values, chosen positions.
+"""A whole message: header, counts, spectrum, notes, values of the known entries, chosen values, chosen positions.
 
 The byte size follows from the plan alone, so every rank knows it without asking. Unused room is zero.
 Positions are int32, or int64 where the vector has 2^31 entries or more. Parts start at multiples of 8 bytes.
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from laconic.errors import WireError
+from laconic.spectrum import SPECTRUM_BYTES, Spectrum
 from laconic.types import Payload, Plan
 from laconic.wire.header import HEADER_BYTES, Header, Received, read_headers
 
@@ -23,6 +24,7 @@ class Message:
     header: Received
     payload: Payload
     notes: Tensor
+    spectrum: Spectrum | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,7 @@ class _Layout:
     """Where each part of a message starts."""
 
     counts: int
+    spectrum: int
     notes: int
     known: int
     values: int
@@ -38,14 +41,16 @@ class _Layout:
     position_dtype: torch.dtype
 
     @staticmethod
-    def of(plan: Plan, *, numel: int, notes: int, value_bytes: int) -> _Layout:
-        dtype = torch.int32 if numel < 2**31 else torch.int64
-        at_notes = HEADER_BYTES + _padded(len(plan.choosing) * dtype.itemsize if plan.counted else 0)
+    def of(plan: Plan, *, numel: int, notes: int, spectrum: bool, value_bytes: int) -> _Layout:
+        dtype = _position_dtype(numel)
+        at_spectrum = HEADER_BYTES + _padded(len(plan.choosing) * dtype.itemsize if plan.counted else 0)
+        at_notes = at_spectrum + (SPECTRUM_BYTES if spectrum else 0)
         at_known = at_notes + _padded(notes)
         at_values = at_known + _padded(plan.known_count * value_bytes)
         at_positions = at_values + _padded(plan.capacity * value_bytes)
         return _Layout(
             counts=HEADER_BYTES,
+            spectrum=at_spectrum,
             notes=at_notes,
             known=at_known,
             values=at_values,
@@ -55,21 +60,41 @@ class _Layout:
         )
 
 
-def message_bytes(plan: Plan, *, numel: int, notes: int = 0, value_bytes: int = 4) -> int:
+def message_bytes(plan: Plan, *, numel: int, notes: int = 0, spectrum: bool = False, value_bytes: int = 4) -> int:
     """Return how many bytes a message under this plan has."""
-    return _Layout.of(plan, numel=numel, notes=notes, value_bytes=value_bytes).total
+    return _Layout.of(plan, numel=numel, notes=notes, spectrum=spectrum, value_bytes=value_bytes).total
 
 
-def pack(payload: Payload, plan: Plan, header: Header, *, numel: int, notes: Tensor | None) -> Tensor:
+def entry_bytes(*, numel: int, value_bytes: int) -> int:
+    """Return how many bytes one chosen entry takes: its value and its position."""
+    return value_bytes + _position_dtype(numel).itemsize
+
+
+def pack(
+    payload: Payload,
+    plan: Plan,
+    header: Header,
+    *,
+    numel: int,
+    notes: Tensor | None,
+    spectrum: Tensor | None = None,
+) -> Tensor:
     """Return the message as one byte tensor of exactly ``message_bytes`` bytes."""
     device = payload.known.device
     flags = torch.empty(0, dtype=torch.uint8, device=device) if notes is None else notes.to(torch.uint8)
-    layout = _Layout.of(plan, numel=numel, notes=flags.numel(), value_bytes=header.value_bytes)
+    layout = _Layout.of(
+        plan,
+        numel=numel,
+        notes=flags.numel(),
+        spectrum=spectrum is not None,
+        value_bytes=header.value_bytes,
+    )
     out = torch.zeros(layout.total, dtype=torch.uint8, device=device)
     out[:HEADER_BYTES] = header.words(device).view(torch.uint8)
     counts = payload.wanted if plan.counted else payload.wanted[:0]
     parts = (
         (layout.counts, counts.to(layout.position_dtype)),
+        (layout.spectrum, flags[:0] if spectrum is None else spectrum),
         (layout.notes, flags),
         (layout.known, payload.known),
         (layout.values, payload.values),
@@ -81,14 +106,16 @@ def pack(payload: Payload, plan: Plan, header: Header, *, numel: int, notes: Ten
     return out
 
 
-def unpack(rows: Tensor, plan: Plan, own: Header, *, numel: int, notes: int, dtype: torch.dtype) -> list[Message]:
+def unpack(
+    rows: Tensor, plan: Plan, own: Header, *, numel: int, notes: int, dtype: torch.dtype, spectrum: bool = False
+) -> list[Message]:
     """Read every rank's row; raise before any entry is used if one is malformed or from another run."""
-    layout = _Layout.of(plan, numel=numel, notes=notes, value_bytes=dtype.itemsize)
+    layout = _Layout.of(plan, numel=numel, notes=notes, spectrum=spectrum, value_bytes=dtype.itemsize)
     if rows.shape[1] != layout.total:
         raise WireError(f"a message has {rows.shape[1]} bytes, the plan says {layout.total}.")
     # One copy to the host has all that it needs to know.
     said = rows[:, : layout.notes].cpu()
-    counts = said[:, layout.counts :].contiguous().view(layout.position_dtype)
+    counts = said[:, layout.counts : layout.spectrum].contiguous().view(layout.position_dtype)
     headers = read_headers(said, own, plan, counts[:, : len(plan.choosing) if plan.counted else 0])
     messages = []
     for rank, header in enumerate(headers):
@@ -100,7 +127,9 @@ def unpack(rows: Tensor, plan: Plan, own: Header, *, numel: int, notes: int, dty
             values=_part(row, layout.values, header.count, dtype),
             wanted=torch.tensor(header.counts, dtype=torch.int64),
         )
-        messages.append(Message(header=header, payload=payload, notes=_part(row, layout.notes, notes, torch.uint8)))
+        sizes = Spectrum.read(said[rank, layout.spectrum :]) if spectrum else None
+        told = _part(row, layout.notes, notes, torch.uint8)
+        messages.append(Message(header=header, payload=payload, notes=told, spectrum=sizes))
     _check_positions([m.payload.positions for m in messages], numel)
     return messages
 
@@ -116,6 +145,10 @@ def _check_positions(ranks: list[Tensor], numel: int) -> None:
 
 def _part(row: Tensor, start: int, count: int, dtype: torch.dtype) -> Tensor:
     return row[start : start + count * dtype.itemsize].view(dtype)
+
+
+def _position_dtype(numel: int) -> torch.dtype:
+    return torch.int32 if numel < 2**31 else torch.int64
 
 
 def _padded(size: int) -> int:

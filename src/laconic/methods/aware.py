@@ -1,0 +1,95 @@
+"""Methods that send what is worth its cost."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from laconic import costs
+from laconic.arguments import check_choice, check_share
+from laconic.compressors import SignTopK, StdThreshold, Stochastic, TopK
+from laconic.costs import Cost, Seconds
+from laconic.exchanges import GatherMean
+from laconic.guard import Guard
+from laconic.method import Method, Scope, Unit
+from laconic.tuners import Budget, Cat, Constant
+from laconic.tuners.cat import Coding, Weighed
+from laconic.types import Compressor, Tuner
+
+Rule = Literal["top", "sign", "random"]
+_GAINS: dict[Rule, Weighed] = {"top": "memory", "sign": "beta", "random": "omega"}
+
+
+def cat(
+    cost: Cost | str = "seconds",
+    *,
+    rule: Rule = "top",
+    per: Scope = "model",
+    start: float = 0.01,
+    floor: float = 1e-4,
+    ceiling: float = 0.5,
+    coding: Coding = "wire",
+    share: float | None = None,
+    bits_per_second: float | None = None,
+    memory: Unit | None = None,
+    whole_below: int = 1024,
+) -> Method:
+    """Send at every step the amount with the most descent for its cost: CAT, Khirirat et al. 2021.
+
+    ``cost`` is one of ``laconic.costs`` or its name: ``bits``, ``packets``, ``udp``, ``802.15.4``, ``paper`` or
+    ``seconds``, which are measured while training. ``rule``: the ``top`` entries with memory, their ``sign`` and
+    mean magnitude with memory, or entries at ``random``, unbiased and without memory, where each rank chooses its
+    own amount if the cost is fixed (as published for several nodes). ``per="layer"`` goes bucket by bucket with one
+    threshold for all layers, so that the last entry gains the same everywhere; ``per="model"`` waits for the last
+    bucket. The share sent begins at ``start`` and stays between ``floor`` and ``ceiling``.
+
+    Instead of the best amount: the most that takes at most ``share`` of a step's time, or ``bits_per_second`` of
+    each rank's link.
+    """
+    check_choice("rule", rule, get_args(Rule))
+    check_choice("per", per, get_args(Scope))
+    check_share("start", start, "It is the share sent before anything is known.")
+    price = costs.by_name(cost) if isinstance(cost, str) else cost
+    gain: Weighed = "alpha" if rule == "top" and memory == "none" else _GAINS[rule]
+    tuner = _tuner(price, gain, coding, floor, ceiling, share, bits_per_second)
+    rule_of_choice: Compressor
+    if rule == "random":
+        own = isinstance(tuner, Cat) and not tuner.measures and coding == "wire"
+        rule_of_choice = Stochastic(
+            density=start, cost=price if own else None, whole_below=whole_below, floor=floor, ceiling=ceiling
+        )
+        tuner = Constant() if own else tuner
+        memory = "none" if memory is None else memory
+    elif rule == "sign":
+        rule_of_choice = SignTopK(density=start, whole_below=whole_below)
+    elif per == "layer":
+        rule_of_choice = StdThreshold(c=1.0, over="model", running=0.9, whole_below=whole_below).at_density(start)
+    else:
+        rule_of_choice = TopK(density=start, whole_below=whole_below)
+    return Method(
+        name="cat",
+        compressor=rule_of_choice,
+        exchange=GatherMean(),
+        tuner=tuner,
+        memory="update" if memory is None else memory,
+        scope=per,
+        guard=None if memory == "none" else Guard(),
+    )
+
+
+def _tuner(
+    price: Cost,
+    gain: Weighed,
+    coding: Coding,
+    floor: float,
+    ceiling: float,
+    share: float | None,
+    bits_per_second: float | None,
+) -> Tuner:
+    if share is None and bits_per_second is None:
+        return Cat(cost=price, gain=gain, coding=coding, floor=floor, ceiling=ceiling)
+    if not isinstance(price, Seconds) or not price.measured:
+        raise ValueError(
+            f"a budget of time or bits a second is kept on the link as it is measured, got cost={price!r}. Leave "
+            f"the cost out, or the budget."
+        )
+    return Budget(share=share, bits_per_second=bits_per_second, floor=floor, ceiling=ceiling)

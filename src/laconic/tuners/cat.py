@@ -1,0 +1,136 @@
+"""Communication-aware tuning: at every step the amount that gains the most descent for what it costs.
+
+Khirirat, Magnússon, Aytekin and Johansson, AAAI 2021, choose T from the true gradient of one worker. Here T is
+agreed: every rank tells the spectrum of what it could send, all read the same mean, and the next step has the T
+that is best for it.
+
+Where what is not sent stays owed there is another gain, which is ours. In the long run all that is added is sent,
+in fewer and larger pieces: entry j goes out when it has gathered a threshold, in the share p_j = min(1, |u_j| /
+threshold) of steps, u being what a step adds, so that to first order the descent is the same whatever T. The second
+order costs: what is sent has the second moment |u|^2 / omega(T) of entries drawn with these p. So a step gains
+1 - s / (2 omega(T)), s being the curvature along what is sent times the step: the share of it that the next fresh
+gradient lacks, which is measured (``laconic.gauge``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import ClassVar, Literal, get_args
+
+import numpy as np
+import torch
+
+from laconic.arguments import check_choice
+from laconic.costs import Cost, Seconds
+from laconic.descent import Size
+from laconic.efficiency import Curve, candidates
+from laconic.linkfit import known, note
+from laconic.spectrum import Numbers, Spectrum, SpectrumOf
+from laconic.tuners.amounts import at_count, check_amounts, choosable, limited
+from laconic.tuners.movable import sparsifier
+from laconic.types import Compressor, Observation, TunerState
+
+Coding = Literal["wire", "published"]
+Weighed = Literal["alpha", "beta", "omega", "memory"]
+_HARDLY = 1e-12
+# Of the share of what was sent that the next gradient lacks: unknown, as little and as much as is believed, and the
+# weight of a step in its mean.
+_FIRST_CHANGE, _LEAST_CHANGE, _MOST_CHANGE, _WEIGHT = 0.25, 1e-3, 2.0, 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cat:
+    """Send the T entries with the largest gain for their ``cost``, T between ``floor`` and ``ceiling`` shares.
+
+    ``gain`` is alpha for the largest entries, beta for their signs, omega for entries drawn by chance, or that of
+    the largest entries with ``memory`` of the others. ``coding``
+    says what bits are counted: those of our ``wire``, or the ``published`` ceil(log2 d) + 32 an entry. With
+    ``Seconds()`` the cost is a step's whole time on the link as it is measured: what else a step does is its
+    overhead, and an amount grows at most twofold from step to step.
+    """
+
+    name: ClassVar[str] = "cat"
+    needs_loss: ClassVar[bool] = False
+    cost: Cost = field(default_factory=Seconds)
+    gain: Weighed = "alpha"
+    coding: Coding = "wire"
+    floor: float = 1e-5
+    ceiling: float = 0.5
+
+    def __post_init__(self) -> None:
+        if isinstance(self.cost, type) or not isinstance(self.cost, Cost):
+            raise TypeError(f"cost must be a cost such as Seconds() or Bits(), got {self.cost!r}.")
+        check_choice("gain", self.gain, get_args(Weighed))
+        check_choice("coding", self.coding, get_args(Coding))
+        check_amounts(self.floor, self.ceiling)
+
+    @property
+    def spectrum_of(self) -> SpectrumOf:
+        """Return of what it wants the spectrum."""
+        return "fresh" if self.gain == "memory" else "owed"
+
+    @property
+    def measures(self) -> bool:
+        """Whether the link is measured while training."""
+        return isinstance(self.cost, Seconds) and self.cost.measured
+
+    def init(self, compressor: Compressor) -> TunerState:
+        """Begin at the compressor's own density."""
+        return {"density": sparsifier(compressor, "cat").density}
+
+    def update(self, state: TunerState, seen: Observation, compressor: Compressor) -> tuple[TunerState, Compressor]:
+        """Return the compressor with the amount that was best for the step before."""
+        if seen.skipped:
+            return state, compressor
+        state = _with_change(note(state, seen) if self.measures else dict(state), seen)
+        curve = self.curve(state, seen)
+        if curve is None:
+            return state, compressor
+        at = curve.best()
+        count = float(curve.counts[at])
+        if self.measures:
+            count = limited(count, seen)
+        state |= {"count": count, "gain": float(curve.gains[at]), "cost": float(curve.costs[at])}
+        state["density"] = count / choosable(seen)
+        return state, at_count(compressor, count, seen)
+
+    def curve(self, state: TunerState, seen: Observation) -> Curve | None:
+        """Return what each amount would have gained in the step before; None where that cannot be said yet."""
+        cost, spectrum, entries = self._cost(state), seen.spectrum, choosable(seen)
+        if cost is None or spectrum is None or not entries or not spectrum.entries:
+            return None
+        size = self._size(seen, entries)
+        low, high = max(1.0, self.floor * entries), max(1.0, self.ceiling * entries)
+        counts = candidates(low, max(low, high), size, cost)
+        costs = cost.of(size.bits(torch.from_numpy(counts))).numpy()
+        return Curve(counts=counts, gains=self._gains(state, spectrum, counts), costs=costs)
+
+    def _gains(self, state: TunerState, spectrum: Spectrum, counts: Numbers) -> Numbers:
+        if self.gain != "memory":
+            return spectrum.gains(self.gain, counts)
+        omega = spectrum.gains("omega", counts)
+        change = min(_MOST_CHANGE, max(_LEAST_CHANGE, state.get("change", _FIRST_CHANGE)))
+        # Where nothing is sure to gain, what comes nearest to it.
+        return np.asarray(np.maximum(1 - change / (2 * omega), _HARDLY * omega))
+
+    def _cost(self, state: TunerState) -> Cost | None:
+        if not isinstance(self.cost, Seconds) or not self.cost.measured:
+            return self.cost
+        link = known(state)
+        if link is None:
+            return None
+        return self.cost.at(link.rest + link.latency, 1 / max(link.per_byte / 8, 1e-18))
+
+    def _size(self, seen: Observation, entries: int) -> Size:
+        if self.coding == "wire":
+            return Size(fixed_bits=8.0 * seen.fixed_bytes, entry_bits=8.0 * seen.entry_bytes)
+        return Size.signs(entries) if self.gain == "beta" else Size.pairs(entries)
+
+
+def _with_change(state: TunerState, seen: Observation) -> TunerState:
+    """Return the state with the mean change of recent steps."""
+    if isfinite(seen.change):
+        before = state.get("change", seen.change)
+        state["change"] = before + _WEIGHT * (seen.change - before)
+    return state
