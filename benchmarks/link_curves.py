@@ -1,24 +1,30 @@
 """What curves of a loss over seconds say: how soon a target is reached.
 
-Between evaluations the loss is taken to lie on a straight line; nothing else is smoothed.
+A point of a curve is the mean over five evaluations in a row, of their seconds and of their losses; between points
+the loss is taken to lie on a straight line.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from rich.table import Table
 
+# Evaluations in a row whose mean is a point of the curve: with a constant rate the loss goes up and down.
+_SMOOTHED = 5
+
 
 def evaluations(run: dict[str, Any]) -> list[tuple[float, float]]:
-    """Return second and validation loss of every evaluation."""
-    return [(line["seconds"], line["eval_loss"]) for line in run["curve"] if line.get("eval_loss") is not None]
+    """Return second and validation loss, each the mean over five evaluations in a row."""
+    seen = [(line["seconds"], line["eval_loss"]) for line in run["curve"] if line.get("eval_loss") is not None]
+    groups = [seen[i : i + _SMOOTHED] for i in range(max(1, len(seen) - _SMOOTHED + 1))]
+    return [(mean(second for second, _ in group), mean(loss for _, loss in group)) for group in groups if group]
 
 
 def loss_at(run: dict[str, Any], second: float) -> float:
-    """Return the loss at a second, on the straight line between evaluations; after the last, that of the last."""
+    """Return the loss at a second, on the straight line between points; after the last, that of the last."""
     points = evaluations(run)
     for (before, high), (after, low) in pairwise(points):
         if before <= second <= after:
@@ -27,7 +33,7 @@ def loss_at(run: dict[str, Any], second: float) -> float:
 
 
 def seconds_to(run: dict[str, Any], target: float) -> float | None:
-    """Return the second at which the loss first is at the target, on the straight line between evaluations."""
+    """Return the second at which the loss first is at the target, on the straight line between points."""
     points = evaluations(run)
     for (before, high), (after, low) in pairwise(points):
         if low <= target < high:
@@ -57,7 +63,7 @@ def table(result: dict[str, Any]) -> Table:
     )
     columns = ("method", "runs", "s to target", "loss at change", "loss at end", "steps", "ms fast", "ms slow")
     for column in (*columns, "density fast", "density slow", "MB sent", "cable/sent", "others' cores"):
-        made.add_column(column, justify="left" if column == "method" else "right")
+        made.add_column(column, justify="left" if column == "method" else "right", no_wrap=column == "method")
     groups: dict[str, list[dict[str, Any]]] = {}
     for run in result["runs"]:
         groups.setdefault(run["method"], []).append(run)

@@ -22,6 +22,7 @@ _NETWORK = "10.213.0."
 # A bucket holds what passes at the full rate in this time: much more, and small messages would travel for nothing.
 _BUCKET_SECONDS = 0.003
 _LEAST_BUCKET_BYTES = 5_000
+_LARGEST_PACKET_BYTES = 4_000
 _QUEUE_MILLISECONDS = 400
 
 
@@ -89,6 +90,8 @@ def _put_up(host: int) -> None:
     _in(name, "address", "add", f"{_NETWORK}{host + 1}/24", "dev", _CABLE)
     for interface in ("lo", _CABLE):
         _in(name, "link", "set", interface, "up")
+    # A packet larger than the bucket, queued before the bucket shrank, would stop the cable for good.
+    _in(name, "link", "set", _CABLE, "gso_max_size", str(_LARGEST_PACKET_BYTES))
     _in(_HUB, "link", "set", hub_end, "master", "bridge", "up")
 
 

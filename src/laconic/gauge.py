@@ -21,7 +21,7 @@ from laconic.segments import Segments
 from laconic.spectrum import SpectrumOf, measure
 from laconic.types import Compressor, Gathered, Payload
 
-_MOST_LOOKED_AT = 1 << 14
+_MOST_LOOKED_AT = 1 << 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Gauge:
         if self.of == "none":
             return None
         choosing = compressor.plan(segments, step=step, rooms=rooms).choosing
-        owed = self.memory.get("owed") if self.of == "fresh" else None
+        owed = self.memory.get("owed") if self.of != "owed" else None
         # All parameters as one are laid out as memory is.
         home = choosing if segments is not job.segments else self.memory.home(choosing)
         return measure(job.x, choosing, turn=step, minus=owed, home=home)
@@ -61,7 +61,7 @@ class Gauge:
 
         Of a step that is dropped there are no jobs, and nothing to compare the next one with.
         """
-        if self.of != "fresh":
+        if self.of != "change":
             return
         sent, self.told, self._sent = self._sent, None, None
         if sent is not None and jobs:
@@ -92,10 +92,9 @@ class Gauge:
                 return None
             mine = _place_of(job, rank)
             others = [p for i, p in enumerate(values.payloads) if i != mine or len(values.payloads) == 1]
-            at = torch.cat([p.positions for p in others]).to(torch.int64)
-            direction = torch.cat([p.values for p in others]).to(torch.float64)
-            stride = max(1, -(-at.numel() // _MOST_LOOKED_AT))
-            at, direction = at[::stride], direction[::stride]
+            stride = max(1, -(-sum(p.positions.numel() for p in others) // _MOST_LOOKED_AT))
+            at = torch.cat([p.positions[::stride] for p in others]).to(torch.int64)
+            direction = torch.cat([p.values[::stride] for p in others]).to(torch.float64)
             moved = sum((_values_at(p, at) for p in values.payloads), torch.zeros_like(direction))
             parts.append((self._home(job, at), direction, moved / len(values.payloads)))
         if not parts:

@@ -20,8 +20,8 @@ from laconic.segments import Segment, Segments
 
 SPECTRUM_BYTES = 72
 Gain = Literal["alpha", "beta", "omega"]
-# Of what a tuner wants to know it: of all that could be sent, or of what the step has added.
-SpectrumOf = Literal["none", "owed", "fresh"]
+# Of what a tuner wants to know it: of all that could be sent, or of what the step has added, and how that changes.
+SpectrumOf = Literal["none", "owed", "fresh", "change"]
 Numbers = NDArray[np.float64]
 
 # The sign goes, 8 bits of exponent and 2 of the mantissa stay: four bins an octave.
@@ -32,7 +32,7 @@ _BINS = 255 << 2
 _WINDOW = 64
 # A count c travels as round(8 log2(1 + c)): exact below 12, to 4.5% above.
 _FINENESS = 8.0
-_MOST_LOOKED_AT = 1 << 18
+_MOST_LOOKED_AT = 1 << 17
 _BLOCK = 64
 
 
@@ -43,7 +43,7 @@ class Spectrum:
     >>> x = torch.tensor([4.0, -3.0, 2.0, -1.5, 1.0, 0.0])
     >>> seen = Spectrum.mean([Spectrum.read(measure(x, Segments.of(["w"], [6]), turn=0))])
     >>> seen.entries, float(seen.gains("alpha", np.array([2.0]))[0].round(2))
-    (5.0, 0.78)
+    (5.0, 0.77)
     """
 
     top: int
@@ -78,14 +78,6 @@ class Spectrum:
         """How many entries show."""
         return float(sum(self.counts))
 
-    def beyond(self, count: float) -> float:
-        """Return the magnitude that so many entries exceed."""
-        number, lower = self._numbers[0], _edges(self.top - np.arange(_WINDOW))
-        upper = _edges(self.top + 1 - np.arange(_WINDOW))
-        at = min(int(np.searchsorted(number[1:], min(count, self.entries))), _WINDOW - 1)
-        within = (count - number[at]) / max(number[at + 1] - number[at], 1e-300)
-        return float(upper[at] - min(1.0, max(0.0, within)) * (upper[at] - lower[at]))
-
     def gains(self, gain: Gain, counts: Numbers) -> Numbers:
         """Return the share of a full step that sending so many entries guarantees (Khirirat et al. 2021).
 
@@ -115,7 +107,7 @@ class Spectrum:
     def _bounds(self) -> NDArray[np.float64]:
         """The bins' lower and upper edges, over that of the top one: squares of floats can leave their range."""
         at = self.top - np.arange(_WINDOW)
-        return np.stack([_edges(at), _edges(at + 1)]) / _edges(np.array([self.top + 1]))
+        return np.asarray(np.stack([_edges(at), _edges(at + 1)]) / _edges(np.array([self.top + 1])))
 
     @cached_property
     def _drawn(self) -> NDArray[np.float64]:
@@ -124,10 +116,12 @@ class Spectrum:
         Entry j is drawn with probability p = min(1, |g_j| / threshold) and sent as g_j / p.
         """
         lower, upper = self._bounds
-        counts, middle = np.array(self.counts), (lower + upper) / 2
-        thresholds = np.concatenate([np.geomspace(1e6, 1.01, 64), upper, lower[-1:] / 2])
-        probability = np.minimum(1.0, middle[None, :] / thresholds[:, None])
-        return np.stack([(counts * probability).sum(axis=1), (counts * middle**2 / probability).sum(axis=1)])
+        # Below the smallest floats bins have no width.
+        there = np.array(self.counts) > 0
+        counts, middle = np.array(self.counts)[there], (lower + upper)[there] / 2
+        thresholds = np.maximum(np.concatenate([np.geomspace(1e6, 1.01, 64), upper, lower[-1:] / 2]), 1e-300)
+        larger = np.maximum(middle[None, :], thresholds[:, None])
+        return np.stack([(counts * middle / larger).sum(axis=1), (counts * middle * larger).sum(axis=1)])
 
 
 def measure(
@@ -149,8 +143,8 @@ def measure(
     places = torch.arange(_ALL_BINS, device=x.device)
     top = torch.where(counts > 0, places, 0).max()
     window = top - places[:_WINDOW]
-    shown = torch.where(window > 0, counts[window.clamp(min=0)], 0) * stride
-    codes = (shown.to(torch.float32).add_(1).log2_() * _FINENESS).round_()
+    shown = torch.where(window > 0, counts[window.clamp(min=0)], 0)
+    codes = (shown.to(torch.float32).mul_(stride).add_(1).log2_() * _FINENESS).round_()
     return torch.cat([top.view(1).view(torch.uint8), codes.clamp_(max=255).to(torch.uint8)])
 
 

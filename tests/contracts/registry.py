@@ -106,6 +106,8 @@ TUNERS: dict[type, list[Tuner]] = {
         Cat(cost=Affine(fixed_bits=4096.0)),
         Cat(cost=Packets.cat_paper(), coding="published", floor=0.01, ceiling=1.0),
         Cat(),
+        Cat(gain="lag"),
+        Cat(cost=Bits(), gain="curvature"),
         Cat(cost=Seconds(latency_seconds=0.01, bits_per_second=1e6), gain="beta"),
     ],
     Constant: [Constant()],
@@ -121,6 +123,7 @@ RECIPES: dict[str, list[Method]] = {
     "cat": [
         laconic.cat("bits", whole_below=0),
         laconic.cat("packets", whole_below=4, start=0.3, memory="gradient"),
+        laconic.cat("paper", whole_below=0, gain="curvature"),
         laconic.cat("bits", per="layer", start=0.3, whole_below=0),
         laconic.cat("bits", rule="sign", start=0.3, whole_below=0),
         laconic.cat("bits", rule="random", start=0.3, whole_below=0),
@@ -207,7 +210,15 @@ def _no_choice(field: str) -> list[tuple[str, Any]]:
 _WHOLE_BELOW = _no_whole("whole_below", -1)
 # What each class must refuse, and the field that its message must name.
 BAD_SETTINGS: dict[type, list[tuple[str, Any]]] = {
-    Budget: [*_no_share("share"), ("share", 1.0), *_no_share("floor"), ("floor", 0.7), *_no_share("ceiling")],
+    # None says that the other one of share and bits_per_second holds.
+    Budget: [
+        *_no_share("share")[:-1],
+        ("share", 1.0),
+        *_no_number("bits_per_second", 0.0, -1.0)[:-1],
+        *_no_share("floor"),
+        ("floor", 0.7),
+        *_no_share("ceiling"),
+    ],
     Cat: [
         *[("cost", value) for value in (None, "bits", Seconds, 3)],
         *_no_choice("gain"),
@@ -285,7 +296,7 @@ NEEDED: dict[type, dict[str, Any]] = {
 def refusal(field: str, value: object) -> str:
     """What an error must say: what it wants, what it got, and what to do or to choose from."""
     got = f"got {re.escape(repr(value))}\\."
-    return rf"{field} must be (.*, {got} \w.*\.|one of .*; {got}|a tuner such as .*, {got})$"
+    return rf"{field} must be (.*, {got} \w.*\.|one of .*; {got}|a (tuner|cost) such as .*, {got})$"
 
 
 def selects(compressor: Compressor) -> bool:

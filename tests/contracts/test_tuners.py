@@ -10,11 +10,15 @@ import pickle
 from math import inf, nan
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts.registry import BAD_SETTINGS, TUNERS, compressors, refusal, tuners, tunes
+from contracts.registry import BAD_SETTINGS, NEEDED, TUNERS, compressors, refusal, tuners, tunes
+from contracts.vectors import normal, segments_of
 from laconic.compressors import TopK
+from laconic.pace import Pace
+from laconic.spectrum import Spectrum, measure
 from laconic.tuners import Warmup
 from laconic.types import Compressor, Observation, Tuner
 
@@ -22,6 +26,11 @@ every_tuner = pytest.mark.parametrize("tuner", tuners(), ids=repr)
 # A tuner with every compressor that it says it can move.
 PAIRS = [(t, c) for t in tuners() for c in compressors() if tunes(t, c)]
 every_pair = pytest.mark.parametrize(("tuner", "compressor"), PAIRS, ids=repr)
+# Of a vector, of one with nothing in it, of the smallest numbers and of the largest.
+SPECTRA = [
+    Spectrum.read(measure(x, segments_of([x.numel()]), turn=0))
+    for x in (normal(300, 1), torch.zeros(9), torch.full((5,), 2.0**-126), torch.full((70,), 3e38))
+]
 AMOUNTS = {"density", "c", "k", "stages"}
 
 
@@ -31,6 +40,7 @@ def _seen(draw: st.DrawFn) -> Observation:
     sent = draw(st.integers(0, entries))
     wanted = draw(st.integers(sent, 10**7))
     choosable = draw(st.integers(0, entries))
+    seconds = st.sampled_from([nan, 0.0, 1e-6, 0.01, 3.0, 1e30])
     return Observation(
         step=draw(st.integers(0, 1000)),
         entries=entries,
@@ -41,6 +51,13 @@ def _seen(draw: st.DrawFn) -> Observation:
         choosable=choosable,
         loss=draw(st.sampled_from([nan, inf, 0.0, -1.0, 0.5, 4.0])),
         alarmed=draw(st.booleans()),
+        spectrum=draw(st.sampled_from([None, *SPECTRA])),
+        fixed_bytes=draw(st.integers(1, 10**6)),
+        entry_bytes=draw(st.sampled_from([8, 12, 16])),
+        room=draw(st.integers(0, 10**6)),
+        ranks=draw(st.integers(1, 5)),
+        change=draw(st.sampled_from([nan, 0.0, -3.0, 0.5, 1.0, 1e30])),
+        pace=Pace(waited=draw(seconds), rest=draw(seconds)),
     )
 
 
@@ -176,8 +193,10 @@ def test_warm_up_depends_on_the_step_alone_so_that_a_resumed_run_goes_on():
     [(cls, field, value) for cls in TUNERS for field, value in BAD_SETTINGS.get(cls, [])],
 )
 def test_a_bad_setting_is_refused_with_what_it_got_what_it_wants_and_what_to_do(cls, field, value):
+    # A budget is a share or bits a second, never both.
+    needed = {} if field == "bits_per_second" else NEEDED.get(cls, {})
     with pytest.raises((ValueError, TypeError), match=refusal(field, value)):
-        cls(**{field: value})
+        cls(**{**needed, field: value})
 
 
 @pytest.mark.parametrize("cls", TUNERS, ids=lambda c: c.__name__)

@@ -22,6 +22,9 @@ GATHERED += [
     laconic.sdagc(1.5, clip=0.5, clip_scope="model", running=0.0, whole_below=0),
     laconic.sdagc(1.5, clip=0.5, clip_scope="layer", revision="damp", whole_below=4),
 ]
+# What is agreed for all buckets by their messages' sizes and coarse counts follows how many buckets there are.
+WEIGHED = [m for m in GATHERED if m.tuner.spectrum_of != "none" and m.scope == "layer"]
+GATHERED = [m for m in GATHERED if m not in WEIGHED]
 REDUCED = [m for m in recipes() if m.exchange.name == "reduce_mean"]
 
 
@@ -54,6 +57,21 @@ def _same_however_dealt(method, ranks, dealt, draw):
 @given(dealt=st.lists(_dealt(), min_size=2, max_size=4), ranks=st.integers(1, 5))
 def test_gathered_buckets_may_be_dealt_anew_in_every_step(method, dealt, ranks):
     _same_however_dealt(method, ranks, dealt, normal)
+
+
+@pytest.mark.parametrize("method", WEIGHED, ids=label)
+@settings(max_examples=8)
+@given(dealt=st.lists(_dealt(), min_size=2, max_size=4), ranks=st.integers(1, 5))
+def test_however_buckets_are_dealt_ranks_agree_and_nothing_is_lost(method, dealt, ranks):
+    world, given, handed = World(method, ranks), 0.0, 0.0
+    for step, buckets in enumerate(dealt):
+        grads = gradients(ranks, step)
+        given += torch.stack(world.enters(grads)).sum(0)
+        first, *others = world.step(grads, buckets=buckets)
+        assert all(same_bits(mean, first) for mean in others)
+        handed += first * ranks * world.units(0.5)
+    assert len({repr(reducer.agreement()) for reducer in world.reducers}) == 1
+    torch.testing.assert_close(handed + torch.stack(world.owed()).sum(0), given, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("method", REDUCED, ids=label)

@@ -103,7 +103,7 @@ def _without(state: dict, key: str) -> dict:
 
 
 SPOILED = [
-    ("version", lambda s: {**s, "version": 0}, "version 0, this laconic reads 2"),
+    ("version", lambda s: {**s, "version": 0}, "version 0, this laconic reads 3"),
     ("no version", lambda s: {}, "version None"),
     ("unit", lambda s: {**s, "memory_unit": "update"}, r"'update' units.*keeps 'gradient'\. Attach a method with"),
     ("no memory", lambda s: {**s, "memory": {}}, r"missing \['owed'\]"),
@@ -124,7 +124,19 @@ SPOILED += [
 ]
 SPOILED += [
     (f"no {lost}", lambda s, lost=lost: {k: v for k, v in s.items() if k != lost}, lost)
-    for lost in ("method", "step", "tuner", "setting", "seen", "ledger", "alarm", "counters", "theory", "memory")
+    for lost in (
+        "method",
+        "step",
+        "tuner",
+        "setting",
+        "seen",
+        "ledger",
+        "alarm",
+        "gauge",
+        "counters",
+        "theory",
+        "memory",
+    )
 ]
 
 

@@ -13,8 +13,8 @@ import laconic
 from contracts.registry import label, recipes
 from contracts.vectors import normal
 from laconic.segments import Segments
+from laconic.state import observation
 from laconic.tuners import Warmup
-from laconic.types import Observation
 from laconic.wire import message_bytes
 from lockstep.world import MODEL, World, gradients
 
@@ -29,7 +29,7 @@ def _bytes_of_the_next_step(world: World) -> int:
     # Where a compressor holds another one, that one's settings are saved by name too.
     saved = {k: replace(old, **new) if isinstance(new, dict) else new for k, (old, new) in parts.items()}
     setting = replace(method.compressor, **saved)
-    _, compressor = method.tuner.update(state["tuner"], Observation(**state["seen"]), setting)
+    _, compressor = method.tuner.update(state["tuner"], observation(state["seen"]), setting)
     if method.scope == "model":
         layouts = [MODEL.merged()]
     else:
@@ -38,7 +38,8 @@ def _bytes_of_the_next_step(world: World) -> int:
     for layout in layouts:
         plan = compressor.plan(layout, step=state["step"], rooms=world.rooms())
         if method.exchange.name == "gather_mean":
-            total += message_bytes(plan, numel=layout.numel, value_bytes=item)
+            tells = method.tuner.spectrum_of != "none"
+            total += message_bytes(plan, numel=layout.numel, spectrum=tells, value_bytes=item)
         else:
             # Dense is as bare as DDP's own; others carry the 32 bits of a digest behind their values.
             total += (plan.known_count + (0 if compressor.name == "dense" else 32)) * item

@@ -12,6 +12,7 @@ import laconic
 from contracts.vectors import same_bits
 from laconic.method import Method
 from laconic.segments import Segments
+from laconic.spectrum import SpectrumOf
 from laconic.types import Compressor, Observation, TunerState
 from lockstep.world import MODEL, World, gradients
 
@@ -31,6 +32,7 @@ class Listening:
 
     name: ClassVar[str] = "listening"
     needs_loss: ClassVar[bool] = False
+    spectrum_of: ClassVar[SpectrumOf] = "none"
     heard: list[Observation] = field(default_factory=list, compare=False, repr=False)
 
     def init(self, compressor: Compressor) -> TunerState:
@@ -47,6 +49,7 @@ class Stepping:
 
     name: ClassVar[str] = "stepping"
     needs_loss: ClassVar[bool] = False
+    spectrum_of: ClassVar[SpectrumOf] = "none"
 
     def init(self, compressor: Compressor) -> TunerState:
         return {"factor": 0.9}

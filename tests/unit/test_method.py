@@ -11,7 +11,7 @@ from laconic.clipping import LocalClip
 from laconic.compressors import Dense, SampledTopK, Sidco, StdThreshold, Strom
 from laconic.exchanges import GatherMean
 from laconic.guard import Guard
-from laconic.tuners import Constant, Progress, Relief, Stages, TargetDensity, Warmup
+from laconic.tuners import Budget, Cat, Constant, Progress, Relief, Stages, TargetDensity, Warmup
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,15 @@ from laconic.tuners import Constant, Progress, Relief, Stages, TargetDensity, Wa
             {"guard": Guard()},
             r"reduce_mean carries no alarm, no loss and no spectrum: leave guard=None, or use",
         ),
-        (laconic.randomk(), {"guard": Guard()}, r"reduce_mean carries no alarm, no loss and no spectrum: .*GatherMean\(\)"),
-        (laconic.randomk(), {"tuner": Progress()}, r"reduce_mean carries no alarm and no loss"),
+        (
+            laconic.randomk(),
+            {"guard": Guard()},
+            r"reduce_mean carries no alarm, no loss and no spectrum: .*GatherMean\(\)",
+        ),
+        (laconic.randomk(), {"tuner": Progress()}, r"reduce_mean carries no alarm, no loss and no spectrum"),
+        (laconic.randomk(), {"tuner": Cat()}, r"reduce_mean carries no alarm, no loss and no spectrum"),
+        (laconic.strom(), {"tuner": Cat()}, r"cat moves a density, and strom has none\. Use Constant"),
+        (laconic.strom(), {"tuner": Budget(share=0.1)}, r"a budget moves a density, and strom has none"),
     ],
     ids=lambda v: repr(v) if isinstance(v, dict) else "",
 )

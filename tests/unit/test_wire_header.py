@@ -1,9 +1,10 @@
-"""The header: eight words that every rank checks; each wrong one names the rank and both values."""
+"""The header: ten words that every rank checks; each wrong one names the rank and both values."""
 
 from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from contracts.vectors import segments_of
 from laconic.errors import GroupError, WireError
+from laconic.pace import UNKNOWN_PACE, Pace
 from laconic.types import Plan
 from laconic.wire import HEADER_BYTES, Header, read_headers
 from laconic.wire.header import Received
@@ -52,7 +54,17 @@ def _same(seen: Received, header: Header) -> bool:
         header.finite,
         header.alarmed,
     )
+    change = (math.nan, math.nan) if header.change is None else header.change.tolist()
+    same = same and repr(seen.pace) == repr(header.pace) and repr(seen.change) == repr(tuple(change))
     return same and struct.pack("<d", seen.loss) == struct.pack("<d", header.loss)
+
+
+def _pair(first: float, second: float) -> torch.Tensor:
+    return torch.tensor([first, second], dtype=torch.float32)
+
+
+def _as_word(numbers: Sequence[float]) -> int:
+    return int.from_bytes(struct.pack("<ff", *numbers), "little", signed=True)
 
 
 @given(
@@ -67,6 +79,8 @@ def _same(seen: Received, header: Header) -> bool:
         value_bytes=st.sampled_from([2, 4, 8]),
         loss=st.floats(),
         alarmed=st.booleans(),
+        pace=st.builds(Pace, waited=st.floats(0, 1e6, width=32), rest=st.floats(0, 1e6, width=32)),
+        change=st.none() | st.builds(_pair, st.floats(width=32), st.floats(width=32)),
     )
 )
 def test_what_is_written_is_read(header):
@@ -76,13 +90,16 @@ def test_what_is_written_is_read(header):
 
 
 def test_the_words_stand_where_the_format_says():
-    words = _words(replace(OWN, finite=False, alarmed=True, loss=2.5))
+    told = replace(OWN, loss=2.5, pace=Pace(waited=0.5, rest=0.25), change=_pair(-1.5, 3.0))
+    words = _words(replace(told, finite=False, alarmed=True))
     assert len(words) * 8 == HEADER_BYTES
-    assert struct.pack("<q", words[0]) == b"laconic\x02"
+    assert struct.pack("<q", words[0]) == b"laconic\x03"
     assert words[1:5] == [11, 22, 3, 4]
     assert words[5] == 1 | 2 | 4 << 8
     assert words[6] == 33
     assert struct.pack("<q", words[7]) == struct.pack("<d", 2.5)
+    assert struct.pack("<q", words[8]) == struct.pack("<ff", 0.5, 0.25)
+    assert struct.pack("<q", words[9]) == struct.pack("<ff", -1.5, 3.0)
 
 
 def test_counts_and_flag_may_still_lie_on_a_device():
@@ -102,6 +119,27 @@ def test_each_rank_has_its_own_count_and_flags(ranks):
 def test_a_loss_that_was_not_told_is_not_a_number():
     assert math.isnan(_read(OWN, OWN)[0].loss)
     assert _read(OWN, replace(OWN, loss=math.inf))[0].loss == math.inf
+
+
+def test_a_pace_and_a_change_that_were_not_told_are_not_known():
+    (seen,) = _read(OWN, OWN)
+    assert seen.pace == UNKNOWN_PACE
+    assert all(math.isnan(number) for number in seen.change)
+
+
+@pytest.mark.parametrize(
+    "times", [(-1.0, 1.0), (1.0, -1e-9), (math.nan, 1.0), (1.0, math.nan), (math.inf, 1.0), (1.0, math.inf)]
+)
+def test_times_from_outside_that_cannot_be_are_not_known(times):
+    assert _read(OWN, _changed(8, _as_word(times)))[0].pace is UNKNOWN_PACE
+
+
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(-(2**63), 2**63 - 1))
+def test_any_bits_are_a_pace_and_a_change(pace, change):
+    words = _words(OWN)
+    words[8:] = [pace, change]
+    (seen,) = _read(OWN, words)
+    assert seen.pace is UNKNOWN_PACE or min(seen.pace.waited, seen.pace.rest) >= 0
 
 
 @given(st.integers(0, 20), st.integers(0, 30))
@@ -163,10 +201,10 @@ def test_an_impossible_count_is_refused_with_rank_count_and_rooms(count, wanted)
         _read(OWN, OWN, bad)
 
 
-@pytest.mark.parametrize("magic", [0, -1, int.from_bytes(b"laconic\x01", "little")])
+@pytest.mark.parametrize("magic", [0, -1, int.from_bytes(b"laconic\x02", "little")])
 def test_bytes_that_are_no_message_of_this_version_are_refused(magic):
     with pytest.raises(
-        WireError, match=rf"rank 1 sent .*not a laconic message of version 2 .*{magic:#x}, expected"
+        WireError, match=rf"rank 1 sent .*not a laconic message of version 3 .*{magic:#x}, expected"
     ):
         _read(OWN, OWN, _changed(0, magic))
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from contracts.vectors import DTYPES, numbers, same_bits
 from laconic.errors import GroupError, LaconicError, WireError
 from laconic.segments import Segments
+from laconic.spectrum import SPECTRUM_BYTES, Spectrum
 from laconic.types import Payload, Plan
 from laconic.wire import HEADER_BYTES, Header, message_bytes, pack, unpack
 
@@ -29,14 +30,18 @@ class Letter:
     header: Header
     numel: int
     notes: torch.Tensor
+    spectrum: torch.Tensor | None = None
 
     def packed(self) -> torch.Tensor:
-        return pack(self.payload, self.plan, self.header, numel=self.numel, notes=self.notes)
+        spectrum = self.spectrum
+        return pack(self.payload, self.plan, self.header, numel=self.numel, notes=self.notes, spectrum=spectrum)
 
     def read(self, rows: torch.Tensor, own: Header | None = None):
         dtype = self.payload.known.dtype
-        notes = self.notes.numel()
-        return unpack(rows, self.plan, own or self.header, numel=self.numel, notes=notes, dtype=dtype)
+        notes, tells = self.notes.numel(), self.spectrum is not None
+        return unpack(
+            rows, self.plan, own or self.header, numel=self.numel, notes=notes, dtype=dtype, spectrum=tells
+        )
 
 
 def _letter(
@@ -75,7 +80,8 @@ def _letter(
 def letters(draw: st.DrawFn, dtype: torch.dtype) -> Letter:
     numel = draw(st.sampled_from([40, 1000, HUGE - 1, HUGE, HUGE + 10]))
     pairs = draw(st.dictionaries(st.integers(0, numel - 1), numbers(dtype), max_size=9))
-    return _letter(
+    spectrum = draw(st.none() | st.binary(min_size=SPECTRUM_BYTES, max_size=SPECTRUM_BYTES))
+    letter = _letter(
         draw(st.lists(numbers(dtype), max_size=5)),
         pairs,
         spare=draw(st.integers(0, 3)),
@@ -84,6 +90,7 @@ def letters(draw: st.DrawFn, dtype: torch.dtype) -> Letter:
         notes=draw(st.lists(st.integers(0, 255), max_size=17)),
         counted=draw(st.booleans()),
     )
+    return replace(letter, spectrum=spectrum and torch.frombuffer(bytearray(spectrum), dtype=torch.uint8))
 
 
 SMALL = _letter([1.0, 2.0, 3.0], {4: 5.0, 6: 7.0, 9: -1.0}, spare=1, numel=10, dtype=torch.float32, notes=[1, 0])
@@ -105,6 +112,7 @@ def test_what_is_packed_is_unpacked_to_the_bit(dtype, data, ranks):
         assert message.header.wanted == letter.header.wanted
         assert list(message.header.counts) == (letter.payload.wanted.tolist() if letter.plan.counted else [])
         assert message.notes.tolist() == letter.notes.tolist()
+        assert message.spectrum == (None if letter.spectrum is None else Spectrum.read(letter.spectrum))
         assert same_bits(message.payload.known, letter.payload.known)
         assert same_bits(message.payload.values, letter.payload.values)
         assert torch.equal(message.payload.positions, letter.payload.positions)
@@ -113,20 +121,26 @@ def test_what_is_packed_is_unpacked_to_the_bit(dtype, data, ranks):
 
 @every_dtype
 @given(data=st.data())
-def test_the_size_is_header_counts_notes_values_and_positions_each_rounded_up_to_8(dtype, data):
+def test_the_size_is_header_counts_spectrum_notes_values_and_positions_each_rounded_up_to_8(dtype, data):
     letter = data.draw(letters(dtype))
     position_bytes = 4 if letter.numel < HUGE else 8
     parts = [
         2 * position_bytes if letter.plan.counted else 0,
+        0 if letter.spectrum is None else SPECTRUM_BYTES,
         letter.notes.numel(),
         letter.plan.known_count * dtype.itemsize,
         letter.plan.capacity * dtype.itemsize,
         letter.plan.capacity * position_bytes,
     ]
     expected = HEADER_BYTES + sum((part + 7) // 8 * 8 for part in parts)
-    notes = letter.notes.numel()
-    assert letter.packed().numel() == expected
-    assert message_bytes(letter.plan, numel=letter.numel, notes=notes, value_bytes=dtype.itemsize) == expected
+    size = message_bytes(
+        letter.plan,
+        numel=letter.numel,
+        notes=letter.notes.numel(),
+        spectrum=letter.spectrum is not None,
+        value_bytes=dtype.itemsize,
+    )
+    assert letter.packed().numel() == size == expected
 
 
 @every_dtype
@@ -138,7 +152,7 @@ def test_mutated_bytes_decode_or_raise_an_error_of_ours(dtype, data):
     for _ in range(data.draw(st.integers(1, 6))):
         # Half of the blows go to the words that steer the reading.
         last = rows.numel() - 1
-        at = data.draw(st.one_of(st.integers(0, last), st.integers(24, 79)))
+        at = data.draw(st.one_of(st.integers(0, last), st.integers(24, HEADER_BYTES + 7)))
         rows.view(-1)[at] = data.draw(st.integers(0, 255))
     try:
         messages = letter.read(rows)

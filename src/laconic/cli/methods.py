@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from laconic.cli.runs import print_json
+from laconic.costs import COSTS
 from laconic.lab.method_words import about
 from laconic.methods import METHODS
 
@@ -32,12 +33,15 @@ class Methods:
         for one in known:
             settings = "\n".join(f"{key}={value}" for key, value in one.settings.items())
             table.add_row(f"[bold]{one.name}[/]", one.what, settings or "none", one.paper)
+        others = [name for name in COSTS if name != "bits"]
         console = Console()
         console.print(table)
         console.print(
             "Write settings behind the name: --method topk:density=0.001:memory=update\n"
             "How a local method sends is a method too, with + for the colons: --method "
-            "celgc:every=16:send=topk+density=0.01",
+            "celgc:every=16:send=topk+density=0.01\n"
+            "What cat weighs T against, the entries that a rank sends: --method cat:cost=bits, or "
+            f"{', '.join(others)}; seconds are those of the link as fitted while training",
             highlight=False,
             soft_wrap=True,
         )

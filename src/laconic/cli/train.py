@@ -17,6 +17,7 @@ from laconic.lab.session import Trial
 from laconic.lab.spec import Spec
 from laconic.lab.tasks import Lm, Logreg, Speech, Vision
 from laconic.lab.training import Training
+from laconic.lab.tuning import in_words
 
 # A word of the command line for each of the tasks.
 TaskChoice = (
@@ -91,5 +92,7 @@ def _print(result: dict[str, Any], folder: Path) -> None:
         f"{result['wire_bytes_sent_per_rank']:,} bytes sent a rank{syncs}, {times(result['ratio'])} fewer than "
         f"dense; {result['seconds']:.1f} s of training, {result['data_share']:.2%} of it waiting for data"
     )
+    if "tuning" in result:
+        console.print(f"at the end {in_words(result['tuning'])}")
     more = f"laconic report {folder}" if result["finished"] else f"laconic train --resume {folder}"
     console.print(f"{folder}: spec.json, environment.json, steps.jsonl, checkpoints, result.json. Next: {more}")

@@ -54,8 +54,8 @@ class GatherMean:
             message = wire.pack(
                 payload, plan, header, numel=x.numel(), notes=envelope.notes, spectrum=envelope.spectrum
             )
-        size = wire.message_bytes(plan, numel=x.numel(), notes=notes, spectrum=tells, value_bytes=x.element_size())
-        each = wire.entry_bytes(numel=x.numel(), value_bytes=x.element_size())
+        shape = {"numel": x.numel(), "value_bytes": x.element_size()}
+        size = wire.message_bytes(plan, notes=notes, spectrum=tells, **shape)
         rows = yield AllGather(send=message, senders=senders, size=size)
         messages = wire.unpack(rows, plan, header, numel=x.numel(), notes=notes, dtype=x.dtype, spectrum=tells)
         headers = [m.header for m in messages]
@@ -77,8 +77,8 @@ class GatherMean:
             pace=Pace.of_group([h.pace for h in headers]),
             spectrum=Spectrum.mean([m.spectrum for m in messages if m.spectrum]) if tells else None,
             change=_share([h.change for h in headers]),
-            fixed_bytes=size - plan.capacity * each,
-            entry_bytes=each,
+            fixed_bytes=wire.fixed_bytes(plan, notes=notes, spectrum=tells, **shape),
+            entry_bytes=wire.entry_bytes(**shape),
             own=payload,
             senders=senders,
         )

@@ -19,11 +19,12 @@ from laconic.lab.seeds import seed_for
 from laconic.lab.signals import StopWish
 from laconic.lab.talk import Talk
 from laconic.lab.training import Course
+from laconic.lab.tuning import told
 from laconic.lab.work import Place, Tally, Work
 
 # Small models have several buckets too, so that sending overlaps backward as it does in large ones.
 _BUCKET_MEGABYTES = 1
-# Lines with the density of every layer.
+# Lines with the density of every layer, and with what each amount would be worth.
 _LAYER_LINES = 60
 
 
@@ -170,7 +171,10 @@ class Loop:
         if self.method.local is not None:
             line |= {"syncs": stats.syncs, "every": stats.every, "drift": stats.drift}
         every = max(1, self.course.steps // (self.course.log_every * _LAYER_LINES))
-        if evaluate or self.step // self.course.log_every % every == 0:
+        in_full = evaluate or self.step // self.course.log_every % every == 0
+        if stats.tuning is not None:
+            line |= told(stats.tuning, curve=in_full)
+        if in_full:
             line["layers"] = {layer.name: layer.density for layer in stats.layers}
         if evaluate:
             with self.link.averaged():

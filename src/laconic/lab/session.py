@@ -24,6 +24,7 @@ from laconic.lab.signals import StopWish, noted_wishes
 from laconic.lab.spec import Spec
 from laconic.lab.talk import Talk
 from laconic.lab.training import Course
+from laconic.lab.tuning import told
 from laconic.lab.work import Place, Work
 
 T = TypeVar("T")
@@ -178,4 +179,4 @@ def _result(trial: Trial, loop: Loop, outcome: Outcome) -> dict[str, Any]:
         "what": said.what,
         "paper": said.paper,
         "settings": repr(loop.method),
-    }
+    } | ({} if stats.tuning is None else {"tuning": told(stats.tuning, curve=True)})

@@ -16,7 +16,7 @@ from laconic.tuners.cat import Coding, Weighed
 from laconic.types import Compressor, Tuner
 
 Rule = Literal["top", "sign", "random"]
-_GAINS: dict[Rule, Weighed] = {"top": "memory", "sign": "beta", "random": "omega"}
+_GAINS: dict[Rule, Weighed] = {"top": "lag", "sign": "beta", "random": "omega"}
 
 
 def cat(
@@ -27,6 +27,7 @@ def cat(
     start: float = 0.01,
     floor: float = 1e-4,
     ceiling: float = 0.5,
+    gain: Weighed | None = None,
     coding: Coding = "wire",
     share: float | None = None,
     bits_per_second: float | None = None,
@@ -40,7 +41,8 @@ def cat(
     mean magnitude with memory, or entries at ``random``, unbiased and without memory, where each rank chooses its
     own amount if the cost is fixed (as published for several nodes). ``per="layer"`` goes bucket by bucket with one
     threshold for all layers, so that the last entry gains the same everywhere; ``per="model"`` waits for the last
-    bucket. The share sent begins at ``start`` and stays between ``floor`` and ``ceiling``.
+    bucket. The share sent begins at ``start`` and stays between ``floor`` and ``ceiling``. ``gain`` is what is
+    weighed against the cost: by default what ``Cat`` has for the rule, with memory ``lag``.
 
     Instead of the best amount: the most that takes at most ``share`` of a step's time, or ``bits_per_second`` of
     each rank's link.
@@ -49,7 +51,8 @@ def cat(
     check_choice("per", per, get_args(Scope))
     check_share("start", start, "It is the share sent before anything is known.")
     price = costs.by_name(cost) if isinstance(cost, str) else cost
-    gain: Weighed = "alpha" if rule == "top" and memory == "none" else _GAINS[rule]
+    if gain is None:
+        gain = "alpha" if rule == "top" and memory == "none" else _GAINS[rule]
     tuner = _tuner(price, gain, coding, floor, ceiling, share, bits_per_second)
     rule_of_choice: Compressor
     if rule == "random":
@@ -62,6 +65,8 @@ def cat(
     elif rule == "sign":
         rule_of_choice = SignTopK(density=start, whole_below=whole_below)
     elif per == "layer":
+        if start == 1:
+            raise ValueError("start must be below 1 with per='layer', got 1: a threshold of 0 cannot be moved.")
         rule_of_choice = StdThreshold(c=1.0, over="model", running=0.9, whole_below=whole_below).at_density(start)
     else:
         rule_of_choice = TopK(density=start, whole_below=whole_below)

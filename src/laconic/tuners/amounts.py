@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from math import sqrt
+
 from laconic.arguments import check_share
 from laconic.tuners.movable import sparsifier
 from laconic.types import Compressor, Observation, Thresholder
 
-# The link is measured at the sizes that were sent: far beyond them nothing is known.
+# The link is measured at the sizes that were sent, with noise: far beyond them nothing is known.
 _GROWTH = 2.0
-# A threshold's coefficient is moved by what the last step had beyond it: not far in one step.
-_MOST_TURN = 4.0
+# What is owed answers a new threshold late: a coefficient that follows fast would swing.
+_POWER, _MOST_TURN = 0.2, 1.25
 _LEAST_C = 1e-3
 
 
@@ -18,7 +20,7 @@ def check_amounts(floor: float, ceiling: float) -> None:
     check_share("floor", floor, "For at least a thousandth write 0.001.")
     check_share("ceiling", ceiling, "With a position each, half of the entries cost what all of them do.")
     if floor > ceiling:
-        raise ValueError(f"floor must be at most the ceiling, got {floor!r} and {ceiling!r}. Swap them.")
+        raise ValueError(f"floor must be at most the ceiling {ceiling!r}, got {floor!r}. Write a smaller floor.")
 
 
 def choosable(seen: Observation) -> int:
@@ -26,21 +28,19 @@ def choosable(seen: Observation) -> int:
     return seen.choosable // seen.ranks
 
 
-def limited(count: float, seen: Observation) -> float:
-    """Return the count, or where that is less twice what was sent."""
-    return min(count, max(1.0, _GROWTH * seen.room))
+def approached(count: float, seen: Observation) -> float:
+    """Return the count half way in factors from what was sent to this one, and at most twice what was sent."""
+    sent = max(1.0, float(seen.room))
+    return min(sqrt(max(1.0, count) * sent), _GROWTH * sent)
 
 
 def at_count(compressor: Compressor, count: float, seen: Observation) -> Compressor:
     """Return the compressor that sends about so many entries a rank.
 
-    A threshold keeps its own idea of where to spend them: with one for all layers each gets what equals the gain of
-    the last entry everywhere. Its coefficient moves by how far the wanted magnitude is from the one that as many
-    entries exceeded as qualified.
+    A threshold keeps its own idea of where to spend them: with one for all layers the last entry gains the same
+    everywhere. Its coefficient is turned by how many entries qualified, a little at each step.
     """
-    if isinstance(compressor, Thresholder) and seen.spectrum is not None:
-        now = seen.spectrum.beyond(max(1.0, seen.qualified / seen.ranks))
-        turn = seen.spectrum.beyond(count) / now if now > 0 else 1.0
-        turn = min(_MOST_TURN, max(1 / _MOST_TURN, turn))
-        return compressor.at_c(max(_LEAST_C, compressor.c * turn))
+    if isinstance(compressor, Thresholder):
+        turn = (max(0.5, seen.qualified / seen.ranks) / count) ** _POWER
+        return compressor.at_c(max(_LEAST_C, compressor.c * min(_MOST_TURN, max(1 / _MOST_TURN, turn))))
     return sparsifier(compressor, "cat").at_density(min(1.0, count / choosable(seen)))

@@ -9,9 +9,9 @@ from typing import ClassVar
 from laconic.arguments import check_number, check_share
 from laconic.linkfit import Link, known, note
 from laconic.spectrum import SpectrumOf
-from laconic.tuners.amounts import at_count, check_amounts, choosable, limited
+from laconic.tuners.amounts import approached, at_count, check_amounts, choosable
 from laconic.tuners.movable import sparsifier
-from laconic.types import Compressor, Observation, TunerState
+from laconic.types import Compressor, Observation, Thresholder, TunerState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,13 +19,12 @@ class Budget:
     """Send the most entries whose exchange takes at most ``share`` of a step, or ``bits_per_second`` of a link.
 
     Give one of the two. A rank's message goes to each of the others, and the bits are counted so. The time is what
-    ranks are seen to wait, fitted while training; an amount grows at most twofold from step to step.
+    ranks are seen to wait, fitted while training; an amount goes half the way at each step, and at most doubles.
     """
 
     name: ClassVar[str] = "budget"
     needs_loss: ClassVar[bool] = False
-    # A threshold can only be moved by what lies beyond it.
-    spectrum_of: ClassVar[SpectrumOf] = "owed"
+    spectrum_of: ClassVar[SpectrumOf] = "none"
     share: float | None = None
     bits_per_second: float | None = None
     floor: float = 1e-5
@@ -41,10 +40,11 @@ class Budget:
             check_share("share", self.share, "For 5% of the step write 0.05.")
             if self.share == 1:
                 raise ValueError(
-                    "share must be below 1, got 1: nothing but waiting. For 5% of the step write 0.05."
+                    f"share must be below 1, at which there is nothing but waiting, got {self.share!r}. For 5% of "
+                    f"the step write 0.05."
                 )
         if self.bits_per_second is not None:
-            check_number("bits_per_second", self.bits_per_second, 0.0, "For 10 Mbit/s write 10e6.")
+            check_number("bits_per_second", self.bits_per_second, 1.0, "For 10 Mbit/s write 10e6.")
         check_amounts(self.floor, self.ceiling)
 
     def init(self, compressor: Compressor) -> TunerState:
@@ -60,7 +60,9 @@ class Budget:
         if link is None or not entries or not seen.entry_bytes:
             return state, compressor
         count = (self._bytes(link, seen.ranks) - seen.fixed_bytes) / seen.entry_bytes
-        count = limited(min(max(count, self.floor * entries, 1.0), self.ceiling * entries), seen)
+        count = min(max(count, self.floor * entries, 1.0), max(1.0, self.ceiling * entries))
+        if not isinstance(compressor, Thresholder):
+            count = approached(count, seen)
         size = seen.fixed_bytes + seen.entry_bytes * count
         state |= {"count": count, "cost": link.rest + link.waiting(size), "density": count / entries}
         return state, at_count(compressor, count, seen)

@@ -4,12 +4,14 @@ Khirirat, Magnússon, Aytekin and Johansson, AAAI 2021, choose T from the true g
 agreed: every rank tells the spectrum of what it could send, all read the same mean, and the next step has the T
 that is best for it.
 
-Where what is not sent stays owed there is another gain, which is ours. In the long run all that is added is sent,
+Where what is not sent stays owed there are two other gains, both ours. In the long run all that is added is sent,
 in fewer and larger pieces: entry j goes out when it has gathered a threshold, in the share p_j = min(1, |u_j| /
-threshold) of steps, u being what a step adds, so that to first order the descent is the same whatever T. The second
-order costs: what is sent has the second moment |u|^2 / omega(T) of entries drawn with these p. So a step gains
-1 - s / (2 omega(T)), s being the curvature along what is sent times the step: the share of it that the next fresh
-gradient lacks, which is measured (``laconic.gauge``).
+threshold) of steps, u being what a step adds; the second moment of what is sent is |u|^2 / omega(T), as if entries
+were drawn with these p. So to first order the descent is the same whatever T, and comes late: by (1 / omega(T) - 1)
+/ 2 steps on average, weighted by descent. After n steps a run stands where sending all would have stood that much
+earlier: ``lag`` gains n / (n + lateness), n being the steps so far. To second order larger pieces overshoot:
+``curvature`` gains 1 - s / (2 omega(T)), s being the share of what was sent that the next fresh gradient lacks,
+which is measured (``laconic.gauge``). docs/cat.md compares them.
 """
 
 from __future__ import annotations
@@ -26,14 +28,16 @@ from laconic.costs import Cost, Seconds
 from laconic.descent import Size
 from laconic.efficiency import Curve, candidates
 from laconic.linkfit import known, note
-from laconic.spectrum import Numbers, Spectrum, SpectrumOf
-from laconic.tuners.amounts import at_count, check_amounts, choosable, limited
+from laconic.spectrum import Numbers, SpectrumOf
+from laconic.tuners.amounts import approached, at_count, check_amounts, choosable
 from laconic.tuners.movable import sparsifier
-from laconic.types import Compressor, Observation, TunerState
+from laconic.types import Compressor, Observation, Thresholder, TunerState
 
 Coding = Literal["wire", "published"]
-Weighed = Literal["alpha", "beta", "omega", "memory"]
+Weighed = Literal["alpha", "beta", "omega", "lag", "curvature"]
 _HARDLY = 1e-12
+# Before so many steps a run is as good as new: what comes late is not lost yet.
+_FEWEST_STEPS = 20
 # Of the share of what was sent that the next gradient lacks: unknown, as little and as much as is believed, and the
 # weight of a step in its mean.
 _FIRST_CHANGE, _LEAST_CHANGE, _MOST_CHANGE, _WEIGHT = 0.25, 1e-3, 2.0, 0.2
@@ -43,11 +47,11 @@ _FIRST_CHANGE, _LEAST_CHANGE, _MOST_CHANGE, _WEIGHT = 0.25, 1e-3, 2.0, 0.2
 class Cat:
     """Send the T entries with the largest gain for their ``cost``, T between ``floor`` and ``ceiling`` shares.
 
-    ``gain`` is alpha for the largest entries, beta for their signs, omega for entries drawn by chance, or that of
-    the largest entries with ``memory`` of the others. ``coding``
+    ``gain`` is alpha for the largest entries, beta for their signs, omega for entries drawn by chance; with memory
+    ``lag``, or ``curvature`` where steps are as long as the problem allows. ``coding``
     says what bits are counted: those of our ``wire``, or the ``published`` ceil(log2 d) + 32 an entry. With
     ``Seconds()`` the cost is a step's whole time on the link as it is measured: what else a step does is its
-    overhead, and an amount grows at most twofold from step to step.
+    overhead. On a link that is measured an amount goes half the way at each step, and at most doubles.
     """
 
     name: ClassVar[str] = "cat"
@@ -68,7 +72,9 @@ class Cat:
     @property
     def spectrum_of(self) -> SpectrumOf:
         """Return of what it wants the spectrum."""
-        return "fresh" if self.gain == "memory" else "owed"
+        if self.gain == "curvature":
+            return "change"
+        return "fresh" if self.gain == "lag" else "owed"
 
     @property
     def measures(self) -> bool:
@@ -87,11 +93,11 @@ class Cat:
         curve = self.curve(state, seen)
         if curve is None:
             return state, compressor
-        at = curve.best()
-        count = float(curve.counts[at])
-        if self.measures:
-            count = limited(count, seen)
-        state |= {"count": count, "gain": float(curve.gains[at]), "cost": float(curve.costs[at])}
+        count = float(curve.counts[curve.best()])
+        if self.measures and not isinstance(compressor, Thresholder):
+            count = approached(count, seen)
+        gain, cost = (float(np.interp(count, curve.counts, row)) for row in (curve.gains, curve.costs))
+        state |= {"count": count, "gain": gain, "cost": cost}
         state["density"] = count / choosable(seen)
         return state, at_count(compressor, count, seen)
 
@@ -104,15 +110,19 @@ class Cat:
         low, high = max(1.0, self.floor * entries), max(1.0, self.ceiling * entries)
         counts = candidates(low, max(low, high), size, cost)
         costs = cost.of(size.bits(torch.from_numpy(counts))).numpy()
-        return Curve(counts=counts, gains=self._gains(state, spectrum, counts), costs=costs)
+        return Curve(counts=counts, gains=self._gains(state, seen, counts), costs=costs)
 
-    def _gains(self, state: TunerState, spectrum: Spectrum, counts: Numbers) -> Numbers:
-        if self.gain != "memory":
-            return spectrum.gains(self.gain, counts)
-        omega = spectrum.gains("omega", counts)
-        change = min(_MOST_CHANGE, max(_LEAST_CHANGE, state.get("change", _FIRST_CHANGE)))
-        # Where nothing is sure to gain, what comes nearest to it.
-        return np.asarray(np.maximum(1 - change / (2 * omega), _HARDLY * omega))
+    def _gains(self, state: TunerState, seen: Observation, counts: Numbers) -> Numbers:
+        assert seen.spectrum is not None
+        if self.gain == "lag":
+            late = (1 / seen.spectrum.gains("omega", counts) - 1) / 2
+            return np.asarray(1 / (1 + late / max(_FEWEST_STEPS, seen.step)))
+        if self.gain == "curvature":
+            omega = seen.spectrum.gains("omega", counts)
+            change = min(_MOST_CHANGE, max(_LEAST_CHANGE, state.get("change", _FIRST_CHANGE)))
+            # Where nothing is sure to gain, what comes nearest to it.
+            return np.asarray(np.maximum(1 - change / (2 * omega), _HARDLY * omega))
+        return seen.spectrum.gains(self.gain, counts)
 
     def _cost(self, state: TunerState) -> Cost | None:
         if not isinstance(self.cost, Seconds) or not self.cost.measured:

@@ -65,6 +65,11 @@ def message_bytes(plan: Plan, *, numel: int, notes: int = 0, spectrum: bool = Fa
     return _Layout.of(plan, numel=numel, notes=notes, spectrum=spectrum, value_bytes=value_bytes).total
 
 
+def fixed_bytes(plan: Plan, *, numel: int, notes: int = 0, spectrum: bool = False, value_bytes: int = 4) -> int:
+    """Return how many bytes a message has beside its chosen entries; padding is counted as if it were needed."""
+    return _Layout.of(plan, numel=numel, notes=notes, spectrum=spectrum, value_bytes=value_bytes).values + 8
+
+
 def entry_bytes(*, numel: int, value_bytes: int) -> int:
     """Return how many bytes one chosen entry takes: its value and its position."""
     return value_bytes + _position_dtype(numel).itemsize

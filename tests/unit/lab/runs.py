@@ -20,7 +20,8 @@ LSTM = {
 class Made:
     """A run to make up. With ``stops_at`` its result is missing; from ``diverges_at`` on its loss is NaN.
 
-    With ``local_every`` ranks step by themselves for rounds of so many steps.
+    With ``local_every`` ranks step by themselves for rounds of so many steps. With ``weighs_by`` a tuner weighs
+    what is sent against its cost in that unit; seconds are those of a link that is measured.
     """
 
     method: str = "topk:density=0.01"
@@ -38,6 +39,7 @@ class Made:
     task: Mapping[str, Any] | None = None
     step_seconds: float = 0.048
     local_every: int | None = None
+    weighs_by: str | None = None
 
     @property
     def folder(self) -> str:
@@ -113,6 +115,8 @@ def _lines(made: Made) -> list[dict[str, Any]]:
         if made.local_every is not None:
             syncs = step // made.local_every
             line |= {"syncs": syncs, "every": made.local_every, "drift": 3 / syncs if syncs else 0.0}
+        if made.weighs_by is not None:
+            line |= _weighed(made, step)
         if step % made.eval_every == 0:
             quality = math.exp(loss) if made.metric == "perplexity" else 1 / (0.2 + loss)
             line |= {"metric": math.inf if gone else quality, "eval_loss": math.nan if gone else loss}
@@ -123,6 +127,23 @@ def _lines(made: Made) -> list[dict[str, Any]]:
             }  # fmt: skip
         lines.append(line)
     return lines
+
+
+def _weighed(made: Made, step: int) -> dict[str, Any]:
+    """A gain that saturates over a cost with an overhead: later in a run more entries are worth sending."""
+    chosen, overhead = 100.0 + step, 50.0
+
+    def worth(count: float) -> float:
+        return count / (chosen + count) / (overhead + count / 64)
+
+    gain = chosen / (chosen + chosen)
+    line = {"count": chosen, "unit": made.weighs_by, "gain": gain, "cost": gain / worth(chosen)}
+    line["efficiency"] = worth(chosen)
+    if made.weighs_by == "seconds":
+        line |= {"latency_seconds": 0.002, "bits_per_second": 1e7 if step < made.steps / 2 else 1e6}
+    if step % made.eval_every == 0:
+        line["curve"] = [[count, worth(count)] for count in (10.0 * 1.3**power for power in range(30))]
+    return line
 
 
 def _result(made: Made, lines: list[dict[str, Any]]) -> dict[str, Any]:
@@ -142,6 +163,7 @@ def _result(made: Made, lines: list[dict[str, Any]]) -> dict[str, Any]:
         "scores": {"valid": evaluated[-1] if evaluated else None}, "weights_sha256": "00ff" * 16,
         "what": f"Sends {made.density:.2%} of the entries and remembers the rest.", "paper": "Lin et al. 2018",
         "settings": f"Method(name={name!r}, density={made.density})",
+        **({"tuning": _weighed(made, made.steps)} if made.weighs_by else {}),
     }  # fmt: skip
 
 

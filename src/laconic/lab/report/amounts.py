@@ -67,6 +67,21 @@ def size(count: float | None) -> str:
     return f"{count:.0f} B" if unit == "B" else f"{_three(count)} {unit}"
 
 
+def rate(bits_per_second: float | None) -> str:
+    """Write how fast a link is.
+
+    >>> rate(950.0), rate(8.123e8), rate(2.5e12), rate(None)
+    ('950 bit/s', '812 Mbit/s', '2,500 Gbit/s', '–')
+    """
+    if bits_per_second is None:
+        return NOTHING
+    for unit in ("bit/s", "kbit/s", "Mbit/s", "Gbit/s"):
+        if bits_per_second < 999.5 or unit == "Gbit/s":
+            break
+        bits_per_second /= 1000
+    return f"{_three(bits_per_second)} {unit}"
+
+
 def whole(count: float | None) -> str:
     """Write how often something happened.
 

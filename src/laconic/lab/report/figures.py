@@ -119,6 +119,7 @@ def short(label: str, most: int = 28) -> str:
 
 
 _SHARES = ("density", "clipped_share")
+_LOG = ("density", "count", "bits_per_second")
 _FROM_NOTHING = ("owed_norm", "clipped_share", "drift", "every")
 
 
@@ -131,8 +132,8 @@ def _line(run: Run, key: str, axis: Axis, each: int) -> Line:
         # A logarithmic axis has no place for what has sent nothing yet.
         xs = [value if value else None for value in xs]
     ys = [_mean(group, key) for group in groups]
-    if key == "density":
-        ys = [value if value else None for value in ys]
+    if key in _LOG:
+        ys = [value if value and value > 0 else None for value in ys]
     pairs = [(x, y) for x, y in zip(xs, ys, strict=True) if x is not None]
     return Line(x=[_rounded(x) for x, _ in pairs], y=[_rounded(y) for _, y in pairs])
 
@@ -168,6 +169,6 @@ def _end(run: Run, place: int, look: Look, line: Line) -> go.Scatter:
 
 
 def _log(key: str, ys: Sequence[float]) -> bool:
-    if key == "density":
+    if key in _LOG:
         return True
     return key in ("loss", "metric") and min(ys) > 0 and max(ys) / min(ys) > WIDE

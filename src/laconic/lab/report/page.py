@@ -21,6 +21,7 @@ from laconic.lab.report.palette import DARK, looks_of
 from laconic.lab.report.read import Run
 from laconic.lab.report.sections import Chart, again, charts, commands_of, layers, methods, notes, results
 from laconic.lab.report.tables import csv_text, markdown, rows_of
+from laconic.lab.report.weighed import CHARTS, weighed_figures
 
 # Charts that only some methods have are lower than the others.
 _SMALL_PIXELS = 270
@@ -95,6 +96,7 @@ def all_figures(runs: Sequence[Run]) -> dict[str, go.Figure]:
         found[key] = figure = over(runs, key, "steps")
         if figure is not None:
             figure.update_layout(height=_SMALL_PIXELS)
+    found |= weighed_figures(runs)
     known = {place: told for place, run in enumerate(runs) if (told := layers_of(run)) is not None}
     least = least_density(list(known.values()))
     for place, told in known.items():
@@ -126,6 +128,8 @@ def _chart_sections(runs: Sequence[Run], figures: Mapping[str, go.Figure]) -> li
     out += [charts("Training", there, switch=True)] if there else []
     there = [chart for chart in sending if chart.figure in figures]
     out += [charts("What is sent, and what it takes", there, switch=False)] if there else []
+    there = [chart for chart in CHARTS if chart.figure in figures]
+    out += [charts("How much is worth sending", there, switch=False)] if there else []
     places = [place for place in range(len(runs)) if f"layer_density:{place}" in figures]
     return [*out, layers(runs, places, _first(runs, places))] if places else out
 

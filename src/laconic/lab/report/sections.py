@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
 from laconic.lab.report.figures import AXES
 from laconic.lab.report.markup import results_table, settings_tables
 from laconic.lab.report.read import Run
+from laconic.lab.tuning import in_words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,8 @@ def methods(runs: Sequence[Run]) -> str:
         what, paper, settings = (str(run.result.get(key) or "") for key in ("what", "paper", "settings"))
         settings = settings or str(run.spec.get("method") or "")
         lines = [(what, "{}"), (paper, "<small>{}</small>"), (settings, "<code>{}</code>")]
+        if isinstance(tuning := run.result.get("tuning"), Mapping):
+            lines.append((f"At the end {in_words(tuning)}.", "{}"))
         told = "".join(f"<p>{form.format(escape(text))}</p>" for text, form in lines if text)
         parts.append(f"<div><h3>{escape(run.label)}</h3>{told}</div>")
     return _section("What each method is", f'<div class="methods">{"".join(parts)}</div>')
@@ -116,6 +119,17 @@ def notes(runs: Sequence[Run], each: int) -> str:
             "Syncs counts exchanges. With local steps each rank steps by itself for a round, and at its end the "
             "mean of what all have walked is exchanged. Evaluations within a round look at the mean of the ranks' "
             "models; those bytes are not counted."
+        )
+    if any("count" in line for run in runs for line in run.steps):
+        said.append(
+            "T is the number of entries that a rank is to send, chosen anew before each exchange. Where a method "
+            "weighs gain against cost, gain is the share of a full step's descent, and cost is what the message "
+            "takes: bits, bytes of whole packets, or the seconds of a step. On a measured link an amount may grow "
+            "only so fast, so the T chosen can lie beside the best."
+        )
+        said.append(
+            "The link is fitted from how long exchanges of unlike sizes made ranks wait. Work that goes on "
+            "meanwhile hides some of that, so the link may look faster than the wire is."
         )
     if any(run.dense for run in runs):
         said.append("Against dense: final value minus that of the dense run, which has the same seed and data.")
