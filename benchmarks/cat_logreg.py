@@ -1,6 +1,6 @@
 """CAT against fixed amounts on logistic regression: what it costs to come so far, by three costs of a message.
 
-    python benchmarks/cat_logreg.py --out benchmarks/results/cat_logreg.json     # minutes on one core
+    python benchmarks/cat_logreg.py --out benchmarks/results/cat_logreg.json     # 9 minutes on two cores
     python benchmarks/cat_logreg.py --table benchmarks/results/cat_logreg.json   # the table and figures again
 
 Full gradients, step 1/L, ranks in lockstep: nothing is left to chance but how rows are shared out. A message of T
@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 import torch
 import tyro
-from numpy.typing import NDArray
+from logreg_problem import Course, Goal, Numbers, Problem
+from logreg_show import draw, table
 from scipy import optimize, sparse
 
 import laconic
@@ -62,8 +63,6 @@ FORETOLD = {"published": 40.0, "memory": inf}
 DOCS = Path(__file__).parent.parent / "docs"
 DRAWN_SETS, DRAWN_SCHEMES = ("rcv1-small", "w8a"), ((1, "published"), (4, "memory"))
 
-Numbers = NDArray[np.float64]
-Goal = tuple[str, float]
 Move = Callable[[list[Numbers]], tuple[Numbers, int]]
 
 
@@ -77,49 +76,6 @@ class Options:
     sets: tuple[str, ...] = ("w8a", "a9a", "rcv1-small")
     jobs: int = 2
     """How many processes; no time is measured here."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Problem:
-    """mean log(1 + exp(-y x.w)) + l2/2 |w|^2; ``shares`` are the ranks' rows times labels, and their transposes."""
-
-    name: str
-    shares: tuple[tuple[Any, Any], ...]
-    rows: int
-    entries: int
-    rate: float
-    optimum: float = 0.0
-    # What is to be reached: for each cost and share of the way to the optimum a loss.
-    goals: dict[Goal, float] = field(default_factory=dict)
-    # What messages of 1, 2, ... entries cost.
-    prices: dict[str, Numbers] = field(default_factory=dict)
-
-    def look(self, w: Numbers) -> tuple[float, list[Numbers]]:
-        """Return the loss, and each rank's gradient; both come of the same margins."""
-        total, gradients, l2 = 0.0, [], 1 / self.rows
-        for rows, columns in self.shares:
-            margins = rows @ w
-            small = np.exp(-np.abs(margins))
-            total += float(np.log1p(small).sum() - np.minimum(margins, 0).sum())
-            gradients.append(columns @ (np.where(margins > 0, small, 1.0) / (1 + small)) / -len(margins) + l2 * w)
-        return total / self.rows + l2 / 2 * float(np.square(w).sum()), gradients
-
-
-@dataclass(frozen=True, kw_only=True)
-class Course:
-    """The loss before the first step and after each, and how many entries each sent."""
-
-    losses: Numbers
-    counts: NDArray[np.int64]
-
-    def steps_to(self, loss: float) -> int | None:
-        reached = np.flatnonzero(self.losses <= loss)
-        return int(reached[0]) if reached.size else None
-
-    def spent_to(self, loss: float, prices: Numbers) -> float:
-        """Return what the steps to a loss cost; infinity where it was never reached."""
-        steps = self.steps_to(loss)
-        return inf if steps is None else float(prices[self.counts[:steps] - 1].sum())
 
 
 def main(options: Options) -> None:
@@ -136,7 +92,7 @@ def main(options: Options) -> None:
         options.out.write_text(json.dumps(result).replace('{"data"', '\n{"data"') + "\n")
     print(table(result["rows"]))
     for name in dict.fromkeys(curve["data"] for curve in result["curves"]):
-        draw([c for c in result["curves"] if c["data"] == name], DOCS / f"cat_{name}.svg")
+        draw([c for c in result["curves"] if c["data"] == name], DRAWN_SCHEMES, DOCS / f"cat_{name}.svg")
 
 
 def problem_of(name: str, ranks: int) -> Problem:
@@ -148,14 +104,9 @@ def problem_of(name: str, ranks: int) -> Problem:
     rate = 1 / (largest / (4 * rows) + 1 / rows)
     one = Problem(name=name, shares=((signed, signed.T.tocsr()),), rows=rows, entries=entries, rate=rate)
     options = {"maxiter": 20_000, "maxfun": 40_000, "ftol": 1e-13, "gtol": 1e-8, "maxcor": 30}
-    found = optimize.minimize(
-        lambda w: (one.look(w)[0], one.look(w)[1][0]),
-        np.zeros(entries),
-        jac=True,
-        method="L-BFGS-B",
-        options=options,
-    )
-    first, optimum = one.look(np.zeros(entries))[0], float(found.fun)
+    sides = {"fun": lambda w: one.look(w)[0], "jac": lambda w: one.look(w)[1][0], "x0": np.zeros(entries)}
+    optimum = float(optimize.minimize(**sides, method="L-BFGS-B", options=options).fun)
+    first = one.look(np.zeros(entries))[0]
     bits = Size.pairs(entries).bits(torch.arange(1, entries + 1))
     one = replace(one, prices={cost: model.of(bits).numpy() for cost, model in COSTS.items()}, optimum=optimum)
     goals = {(cost, s): first - s * (first - optimum) for s in (NEAR, FAR, LESS_FAR) for cost in COSTS}
@@ -197,7 +148,9 @@ def walk(problem: Problem, move: Move, limits: Mapping[Goal, float], *, foretold
 
 def by_cat(problem: Problem, scheme: str, cost: Cost) -> Move:
     if scheme == "published, exact":
-        return by_exact_rule(problem, cost)
+        # T is chosen from the very gradient that is sent, sorted whole.
+        size = Size.pairs(problem.entries)
+        return by_kernel(problem, scheme, lambda g: choose(alpha(g), size, cost).count)
     memory, gain = SCHEMES[scheme]
     method = laconic.cat(
         cost, gain=gain, memory=memory, coding="published", whole_below=0, start=0.01, floor=1 / problem.entries,
@@ -223,34 +176,27 @@ def over_lockstep(problem: Problem, method: laconic.Method) -> Move:
     return move
 
 
-def by_exact_rule(problem: Problem, cost: Cost) -> Move:
-    """Return the published move of one rank: T chosen from the very gradient that is sent, sorted whole."""
+def by_kernel(problem: Problem, scheme: str, count_of: Callable[[torch.Tensor], int]) -> Move:
+    """Return the library's move with the count that a rank's vector says: its kernel without its books, faster."""
+    segments = Segments.of(["w"], [problem.entries])
+    owed = [torch.zeros(problem.entries, dtype=torch.float64) for _ in problem.shares]
 
     def move(gradients: list[Numbers]) -> tuple[Numbers, int]:
-        gradient = torch.from_numpy(gradients[0])
-        count = choose(alpha(gradient), Size.pairs(problem.entries), cost).count
-        at = gradient.abs().topk(count).indices
-        return torch.zeros_like(gradient).index_copy_(0, at, gradient[at]).numpy(), count
+        total, count = torch.zeros(problem.entries, dtype=torch.float64), 0
+        for kept, gradient in zip(owed, gradients, strict=True):
+            kept.add_(torch.from_numpy(gradient))
+            count = count_of(kept)
+            taken = kernels.take_top_(kept, segments, (count,))
+            total.index_add_(0, taken.positions, taken.values)
+            if "published" in scheme:
+                kept.zero_()
+        return total.numpy() / len(owed), count
 
     return move
 
 
 def at_fixed(problem: Problem, scheme: str, count: int) -> Move:
-    """Return the move that the library makes with TopK and no tuner: its kernel without its books, much faster."""
-    segments = Segments.of(["w"], [problem.entries])
-    owed = [torch.zeros(problem.entries, dtype=torch.float64) for _ in problem.shares]
-
-    def move(gradients: list[Numbers]) -> tuple[Numbers, int]:
-        total = torch.zeros(problem.entries, dtype=torch.float64)
-        for kept, gradient in zip(owed, gradients, strict=True):
-            kept.add_(torch.from_numpy(gradient))
-            taken = kernels.take_top_(kept, segments, (count,))
-            total.index_add_(0, taken.positions, taken.values)
-            if scheme == "published":
-                kept.zero_()
-        return total.numpy() / len(owed), count
-
-    return move
+    return by_kernel(problem, scheme, lambda _: count)
 
 
 def measure(work: tuple[str, int]) -> dict[str, Any]:
@@ -262,8 +208,7 @@ def measure(work: tuple[str, int]) -> dict[str, Any]:
     for scheme in SCHEMES:
         if scheme == "published, exact" and work[1] > 1:
             continue
-        kind = scheme.split(",")[0]
-        courses = fixed[kind]
+        kind, courses = scheme.split(",")[0], fixed[scheme.split(",")[0]]
         for cost in COSTS:
             goals = [goal for goal in problem.goals if goal[0] == cost]
             limits = {goal: GIVE_UP_CAT * best_of(problem, courses, goal)["cost"] for goal in goals}
@@ -278,7 +223,7 @@ def measure(work: tuple[str, int]) -> dict[str, Any]:
 def fixed_courses(problem: Problem, scheme: str) -> dict[int, Course]:
     """Walk with each fixed T, from d downwards: large ones take few steps, and show what is worth beating.
 
-    Without memory the cost has one minimum: after two in a row that are too dear for all goals the rest is left out.
+    Without memory the cost has one minimum: after two in a row too dear for all goals the rest is left out.
     """
     courses: dict[int, Course] = {}
     for count in map(int, np.unique(np.geomspace(1, problem.entries, 12).round())[::-1]):
@@ -321,7 +266,7 @@ def row_of(
 
 
 def curves_of(problem: Problem, scheme: str, fixed: Mapping[int, Course]) -> list[dict[str, Any]]:
-    """Return the loss over bits of CAT, of the best fixed T, of an eighth and eight times it, and of all entries."""
+    """Return the loss over bits of CAT, of the best fixed T, an eighth and eight times it, and of all entries."""
     goal = ("bits", max(share for _, share in problem.goals))
     best, prices, drawn = best_of(problem, fixed, goal), problem.prices["bits"], []
     moves = {"CAT": by_cat(problem, scheme, COSTS["bits"])}
@@ -340,48 +285,6 @@ def curves_of(problem: Problem, scheme: str, fixed: Mapping[int, Course]) -> lis
             "left": [float(f"{share:.4g}") for share in left[at]],
         })  # fmt: skip
     return drawn
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """Lay the rows out in Markdown."""
-    lines = [
-        "| data | ranks | scheme | cost | target | CAT | steps | T least, mean, most | best T | its cost | its "
-    ]
-    lines[0] += "steps | ratio | dense / CAT | values only |"
-    lines += ["|---" * 14 + "|"]
-    for r in rows:
-        best, reached = r["best_fixed"], r["ratio"] is not None
-        fate = "" if reached else f"{'diverged' if r['diverged'] else 'stopped'} at {r['came']:.1%}"
-        told = [r["data"], r["ranks"], r["scheme"], r["cost"], f"{r['target']:.0%}"]
-        told += [f"{r['cat_cost']:.4g}" if reached else fate, r["steps"] or r["gave_up_after_steps"]]
-        told += ["{:,} {:,} {:,}".format(*r["T"]), f"{best['T']:,}", f"{best['cost']:.4g}", best["steps"]]
-        told += [f"{r[key]:.3g}" if reached else "-" for key in ("ratio", "dense_ratio", "dense_values_ratio")]
-        lines.append(f"| {' | '.join(map(str, told))} |")
-    return "\n".join(lines)
-
-
-def draw(drawn: list[dict[str, Any]], out: Path) -> None:
-    """Draw what is left of the way over bits, a panel each for ranks and scheme."""
-    try:
-        from matplotlib import pyplot
-    except ImportError:
-        print("no picture: pip install matplotlib", file=sys.stderr)
-        return
-    pyplot.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": out.stem})
-    figure, panels = pyplot.subplots(1, len(DRAWN_SCHEMES), figsize=(11, 4.2), sharey=True)
-    for axes, (ranks, scheme) in zip(panels, DRAWN_SCHEMES, strict=True):
-        for curve in (c for c in drawn if (c["ranks"], c["scheme"]) == (ranks, scheme)):
-            style = {"CAT": ("tab:red", 2.4), "dense": ("0.4", 1.2)}.get(curve["label"], (None, 1.2))
-            axes.loglog(curve["bits"], curve["left"], label=curve["label"], color=style[0], linewidth=style[1])
-        axes.set_title(f"{drawn[0]['data']}, {ranks} rank{'s' * (ranks > 1)}, {scheme}", fontsize=11)
-        axes.set_xlabel("bits a rank, 512 a message among them")
-        axes.set_ylim(top=2)
-        axes.grid(alpha=0.25, which="both")
-        axes.legend(frameon=False)
-    panels[0].set_ylabel("loss over the optimum, share of the first")
-    figure.tight_layout()
-    figure.savefig(out, metadata={"Date": None})
-    print(f"{out.name}: {out.stat().st_size:,} bytes", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from laconic import kernels
 from laconic.linkfit import known
 from laconic.state import State
 from laconic.stats import Layer, Stats, Tuning
-from laconic.tuners import Budget, Cat
+from laconic.tuners import Budget, Cat, Relief
 from laconic.types import Thresholder
 
 
@@ -35,6 +35,9 @@ def summary(state: State) -> Stats:
 def tuning(state: State) -> Tuning | None:
     """Return what was weighed for the next step; None for a tuner that does not, or not yet."""
     tuner, chosen = state.method.tuner, state.tuner
+    if isinstance(tuner, Relief):
+        tuner = tuner.inner
+        chosen = {key.removeprefix("inner."): value for key, value in chosen.items() if key.startswith("inner.")}
     if not isinstance(tuner, Cat | Budget) or "count" not in chosen:
         return None
     link, curve = known(chosen), tuner.curve(chosen, state.ledger.seen) if isinstance(tuner, Cat) else None

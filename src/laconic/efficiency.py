@@ -12,7 +12,8 @@ from laconic.spectrum import Numbers
 
 # A finer grid would tell apart amounts whose efficiency is the same to a thousandth.
 _POINTS = 512
-_TIE = 1e-12
+# Hosts may round unlike in the last digits, and must choose alike.
+_TIE = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)

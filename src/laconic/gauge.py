@@ -50,11 +50,15 @@ class Gauge:
         """Return the spectrum of what a rank may choose from, as bytes."""
         if self.of == "none":
             return None
-        choosing = compressor.plan(segments, step=step, rooms=rooms).choosing
-        owed = self.memory.get("owed") if self.of != "owed" else None
-        # All parameters as one are laid out as memory is.
-        home = choosing if segments is not job.segments else self.memory.home(choosing)
-        return measure(job.x, choosing, turn=step, minus=owed, home=home)
+        choosing, merged = compressor.plan(segments, step=step, rooms=rooms).choosing, segments is not job.segments
+        owed, live = self.memory.get("owed") if self.of != "owed" else None, _live(job)
+        if owed is None or (merged and len(live) == len(job.segments)):
+            # All parameters as one are laid out as memory is.
+            return measure(job.x, choosing, turn=step, minus=owed, home=choosing)
+        # Nothing fresh came for parameters that are not live, and x is zero there whatever they owe.
+        names = set(job.segments.names if merged else choosing.names)
+        choosing = job.segments.among(tuple(name for name in live if name in names))
+        return measure(job.x, choosing, turn=step, minus=owed, home=self.memory.home(choosing))
 
     def look(self, jobs: Sequence[Job], *, rank: int) -> None:
         """Compare with the step before and remember this one: all have come back, none is written to memory yet.
@@ -65,8 +69,9 @@ class Gauge:
             return
         sent, self.told, self._sent = self._sent, None, None
         if sent is not None and jobs:
-            fallen = sent.before - self._fresh(jobs, sent.at, rank)
-            pair = torch.stack([(sent.direction * fallen).sum(), (sent.direction * sent.moved).sum()])
+            now, came = self._fresh(jobs, sent.at, rank)
+            direction = torch.where(came, sent.direction, 0)
+            pair = torch.stack([(direction * (sent.before - now)).sum(), (direction * sent.moved).sum()])
             self.told = pair.to(torch.float32)
         self._sent = self._remember(jobs, rank)
 
@@ -100,7 +105,7 @@ class Gauge:
         if not parts:
             return None
         home, direction, moved = (torch.cat(column) for column in zip(*parts, strict=True))
-        return _Sent(at=home, direction=direction, moved=moved, before=self._fresh(jobs, home, rank))
+        return _Sent(at=home, direction=direction, moved=moved, before=self._fresh(jobs, home, rank)[0])
 
     def _home(self, job: Job, at: Tensor) -> Tensor:
         """Return where positions in a job's vector lie in the model."""
@@ -112,21 +117,23 @@ class Gauge:
         homes = torch.tensor([s.offset for s in self.memory.home(segments)], dtype=torch.int64)
         return starts.to(device), (homes - starts).to(device)
 
-    def _fresh(self, jobs: Sequence[Job], home: Tensor, rank: int) -> Tensor:
-        """Return what this step added at these places of the model; zero where no gradient came."""
+    def _fresh(self, jobs: Sequence[Job], home: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+        """Return what this step added at these places of the model, and where a gradient came; elsewhere zero."""
         out = torch.zeros(home.shape, dtype=torch.float64, device=home.device)
+        came = torch.zeros(home.shape, dtype=torch.bool, device=home.device)
         owed = self.memory.get("owed")
         parameter = torch.searchsorted(self._starts(home.device), home, right=True) - 1
         for job in jobs:
             if not job.x.numel():
                 continue
-            at, here = self._within(job.segments, home, parameter)
+            at, here = self._within(job.segments.among(_live(job)), home, parameter)
             value = job.x[at].to(torch.float64)
             own = _own(job, rank)
             if own is not None:
                 value = value + _values_at(own, at)
-            out = torch.where(here, value, out)
-        return out if owed is None else out - owed[home]
+            out = torch.where(here, value if owed is None else value - owed[home], out)
+            came = came | here
+        return out, came
 
     def _starts(self, device: torch.device) -> Tensor:
         return torch.tensor([s.offset for s in self.model], dtype=torch.int64).to(device)
@@ -140,6 +147,12 @@ class Gauge:
             shift[row[segment.name]], has[row[segment.name]] = segment.offset - own.offset, True
         here = has.to(home.device)[parameter]
         return torch.where(here, home + shift.to(home.device)[parameter], 0), here
+
+
+def _live(job: Job) -> tuple[str, ...]:
+    """Return the parameters that a gradient came for and that may send."""
+    held = {segment.name for segment, _ in job.held}
+    return tuple(name for name in job.place().names if name not in held)
 
 
 def _own(job: Job, rank: int) -> Payload | None:

@@ -42,7 +42,9 @@ def next_room(counts: tuple[int, ...]) -> int:
     return max(1, int(sum(counts) / len(counts) * SLACK))
 
 
-def observed(means: Sequence[Mean], *, step: int, numel: int, ranks: int, skipped: bool) -> Observation:
+def observed(
+    means: Sequence[Mean], *, step: int, numel: int, ranks: int, world_size: int, skipped: bool
+) -> Observation:
     """Return what all ranks agree on of a step, from what its exchanges returned."""
     told = [mean.spectrum for mean in means if mean.spectrum is not None]
     return Observation(
@@ -60,6 +62,7 @@ def observed(means: Sequence[Mean], *, step: int, numel: int, ranks: int, skippe
         entry_bytes=max((mean.entry_bytes for mean in means), default=0),
         room=sum(sum(mean.rooms.values()) for mean in means),
         ranks=ranks,
+        world_size=world_size,
         change=means[0].change if means else nan,
         pace=means[0].pace if means else UNKNOWN_PACE,
     )

@@ -11,7 +11,7 @@ from laconic.compressors import Dense, StdThreshold
 from laconic.exchanges import ReduceMean
 from laconic.guard import Guard
 from laconic.local import LocalSteps
-from laconic.tuners import Relief
+from laconic.tuners import Budget, Cat, Relief
 from laconic.types import Compressor, Exchange, Tuner
 
 Unit = Literal["none", "gradient", "update"]
@@ -118,6 +118,13 @@ class Method:
         if not tells and (self.guard is not None or self.tuner.needs_loss or self.tuner.spectrum_of != "none"):
             raise ValueError(
                 "reduce_mean carries no alarm, no loss and no spectrum: leave guard=None, or use GatherMean()."
+            )
+        weighs = self.tuner.inner if isinstance(self.tuner, Relief) else self.tuner
+        if isinstance(weighs, Cat | Budget) and (not tells or not self.compressor.ranks_choose):
+            raise ValueError(
+                f"{weighs.name} moves how much each rank chooses, and is told by messages: use it with "
+                f"GatherMean() and a compressor such as TopK, not with {self.exchange.name} and "
+                f"{self.compressor.name}."
             )
         if isinstance(self.tuner, Relief) and self.guard is None:
             raise ValueError("Relief answers a guard's alarm: set guard=Guard().")

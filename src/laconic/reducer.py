@@ -68,8 +68,7 @@ class Reducer:
             track_age=track_age, measure_every=measure_every,
         )  # fmt: skip
         self._jobs: list[Job] = []
-        self._open = self._closed = False
-        self._mark, self._sending = (0, 0), transport.world_size
+        self._open, self._closed, self._mark, self._sending = False, False, (0, 0), transport.world_size
         self._senders: tuple[int, ...] | None = None
         self._intake = Intake.of(method, model, {}, {}, grad_scale=1.0, world_size=transport.world_size)
 
@@ -171,6 +170,7 @@ class Reducer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; it fits, or nothing is changed."""
         self._state.load_state_dict(state)
+        self._watch = Stopwatch(self._watch.clock)
 
     def _job(self, grad: Tensor, segments: Segments) -> tuple[Job, Segments]:
         """Return the job that a bucket belongs to, and its place in it."""
@@ -291,9 +291,9 @@ class Reducer:
         counters.dense_bytes += sum(job.dense_bytes(self._dtypes) for job in self._jobs)
         counters.wire_bytes += self.transport.wire_bytes - self._mark[0]
         counters.collectives += self.transport.collectives - self._mark[1]
-        numel = sum(job.segments.numel for job in self._jobs)
         self._state.ledger.seen = observed(
-            means, step=self.step + 1, numel=numel, ranks=self._sending, skipped=not finite
-        )
+            means, step=self.step + 1, numel=sum(job.segments.numel for job in self._jobs), ranks=self._sending,
+            world_size=self.transport.world_size, skipped=not finite,
+        )  # fmt: skip
         if finite:
             let_guard_look(self._state)

@@ -94,7 +94,9 @@ class State:
 
     def agreement(self) -> str:
         """Name what shapes the next messages: equal on all ranks that are where this one is."""
-        shaping = zlib.crc32(repr((sorted(self.ledger.rooms.items()), self.tuner)).encode())
+        # To nine digits: hosts may round unlike in the last.
+        tuner = {key: f"{value:.9g}" for key, value in self.tuner.items()}
+        shaping = zlib.crc32(repr((sorted(self.ledger.rooms.items()), tuner)).encode())
         return f"{self.method.name} at step {self.step} in state {shaping:08x}"
 
     def state_dict(self) -> dict[str, Any]:

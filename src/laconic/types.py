@@ -235,8 +235,8 @@ class Observation:
     rank sends anyway. ``loss`` is the mean over the ranks that told ``link.observe`` one (NaN: none did);
     ``alarmed`` says that on some rank what is owed has run away. ``spectrum`` is the mean over ranks of how large
     entries were (for tuners that need it). A rank's messages had ``fixed_bytes`` and ``entry_bytes`` for each entry
-    there was room for, ``room`` of them; ``ranks`` sent. ``pace`` is that of one step earlier: it is known when the
-    step is over; so is ``change``, the share by which the fresh gradient fell along what had been sent.
+    there was room for, ``room`` of them; ``ranks`` of ``world_size`` sent. ``pace`` is that of one step earlier: it
+    is known when the step is over; so is ``change``, by which share the fresh gradient fell along what was sent.
     """
 
     step: int
@@ -253,6 +253,7 @@ class Observation:
     entry_bytes: int = 0
     room: int = 0
     ranks: int = 1
+    world_size: int = 1
     change: float = nan
     pace: Pace = UNKNOWN_PACE
 

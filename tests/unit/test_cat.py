@@ -45,6 +45,7 @@ def seen_of(room: int = 200, **more: object) -> Observation:
         entry_bytes=EACH,
         room=room,
         ranks=RANKS,
+        world_size=RANKS,
     )
     return replace(told, **more)
 
@@ -139,10 +140,31 @@ def test_a_link_that_is_known_is_an_overhead_and_a_rate():
 @pytest.mark.parametrize(
     "tuner", [Cat(cost=Affine(fixed_bits=1e4)), Cat(), Cat(gain="lag"), Cat(gain="curvature")], ids=repr
 )
-def test_a_skipped_step_changes_nothing(tuner):
+def test_a_skipped_step_moves_nothing_and_its_time_counts(tuner):
     state = rooms_over(tuner, 5, line(0.01, 1e-6))[1]
-    poisoned = seen_of(skipped=True, change=0.5, pace=Pace(waited=7.0, rest=7.0))
-    assert tuner.update(state, poisoned, START) == (state, START)
+    poisoned = seen_of(skipped=True, pace=Pace(waited=7.0, rest=7.0))
+    after, setting = tuner.update(state, poisoned, START)
+    assert setting == START
+    assert {key: after[key] for key in ("count", "gain", "cost")} == {
+        key: state[key] for key in ("count", "gain", "cost")
+    }
+    # What it sent was sent: the next pace belongs to its bytes.
+    assert after.get("link.sent") == (poisoned.fixed_bytes + 8 * poisoned.room if tuner.measures else None)
+
+
+def test_one_outlier_of_the_change_is_forgotten_soon():
+    tuner = Cat(cost=Bits(), gain="curvature")
+    state = tuner.init(START)
+    for change in (0.3, 1e9, *[0.3] * 10):
+        state, _ = tuner.update(state, seen_of(change=change), START)
+    assert state["change"] < 0.5
+
+
+def test_a_threshold_is_not_driven_on_for_ever_by_a_count_out_of_reach():
+    rule = StdThreshold(c=3.0, whole_below=0)
+    for _ in range(200):
+        rule = at_count(rule, 1, seen_of(ENTRIES))
+    assert rule.c < 1e5
 
 
 def test_before_anything_is_known_the_start_holds():

@@ -114,3 +114,18 @@ def test_who_does_not_weigh_by_it_does_not_measure_it(method):
     descent = Descent(method, 2, rate=0.5, curvature=0.25)
     assert all(isnan(descent.step()) for _ in range(4))
     assert descent.world.reducers[0]._state.gauge.state_dict() == {}
+
+
+def test_what_cannot_be_sent_does_not_show_in_the_spectrum():
+    method = laconic.cat("bits", start=0.3, floor=0.3, ceiling=0.3, whole_below=0)
+    tops = []
+    for rates in (0.5, {"w": 0.0, "b": 0.5, "v": 0.5, "s": 0.5, "empty": 0.5}):
+        world = World(method, 2)
+        # What w owes grows beyond all that is fresh, and then w is held.
+        big = dyadic(MODEL.numel, 1) * 2.0**-6
+        big[MODEL["w"].offset : MODEL["w"].offset + MODEL["w"].size] *= 2.0**12
+        world.step([big, big], rates=0.5)
+        small = dyadic(MODEL.numel, 2) * 2.0**-6
+        world.step([small, small], rates=rates)
+        tops.append(world.reducers[0]._state.ledger.seen.spectrum.top)
+    assert tops[1] <= tops[0]

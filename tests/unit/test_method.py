@@ -9,6 +9,7 @@ import pytest
 import laconic
 from laconic.clipping import LocalClip
 from laconic.compressors import Dense, SampledTopK, Sidco, StdThreshold, Strom
+from laconic.costs import Bits
 from laconic.exchanges import GatherMean
 from laconic.guard import Guard
 from laconic.tuners import Budget, Cat, Constant, Progress, Relief, Stages, TargetDensity, Warmup
@@ -30,6 +31,16 @@ from laconic.tuners import Budget, Cat, Constant, Progress, Relief, Stages, Targ
             laconic.sdagc(),
             {"compressor": StdThreshold(c=3.0, over="model")},
             r"one threshold over all layers needs all of them: give .*scope='model' .*running=0\.9 ",
+        ),
+        (
+            laconic.randomk(),
+            {"tuner": Budget(share=0.1)},
+            r"budget moves how much each rank chooses.*reduce_mean and randomk",
+        ),
+        (
+            laconic.randomk(),
+            {"tuner": Cat(cost=Bits()), "exchange": GatherMean()},
+            r"cat moves how much .* gather_mean and",
         ),
         (laconic.topk(), {"tuner": Progress()}, r"the law of progress moves a coefficient c, and topk has none"),
         (laconic.topk(), {"tuner": TargetDensity()}, r"a target density moves .* topk has none\. Use StdThreshold"),

@@ -214,3 +214,13 @@ def test_a_fingerprint_is_looked_at_before_the_count():
     other = replace(OWN, fingerprint=5, count=CAPACITY + 50, wanted=CAPACITY + 50)
     with pytest.raises(GroupError, match="fingerprint 5"):
         _read(OWN, OWN, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_the_words_do_not_depend_on_the_default_dtype(dtype):
+    before = _words(OWN)
+    torch.set_default_dtype(dtype)
+    try:
+        assert _words(OWN) == before
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -50,6 +50,12 @@ def cat(
     check_choice("rule", rule, get_args(Rule))
     check_choice("per", per, get_args(Scope))
     check_share("start", start, "It is the share sent before anything is known.")
+    start = min(max(start, floor), ceiling)
+    if start == 1 and (rule == "random" or per == "layer"):
+        raise ValueError(
+            f"start must be below 1 with rule={rule!r} and per={per!r}, got 1: where all is sent there is nothing "
+            f"to move. Write a smaller floor and start."
+        )
     price = costs.by_name(cost) if isinstance(cost, str) else cost
     if gain is None:
         gain = "alpha" if rule == "top" and memory == "none" else _GAINS[rule]
@@ -65,8 +71,6 @@ def cat(
     elif rule == "sign":
         rule_of_choice = SignTopK(density=start, whole_below=whole_below)
     elif per == "layer":
-        if start == 1:
-            raise ValueError("start must be below 1 with per='layer', got 1: a threshold of 0 cannot be moved.")
         rule_of_choice = StdThreshold(c=1.0, over="model", running=0.9, whole_below=whole_below).at_density(start)
     else:
         rule_of_choice = TopK(density=start, whole_below=whole_below)

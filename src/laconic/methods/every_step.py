@@ -218,7 +218,7 @@ def _law(
         raise ValueError(f"cost is for law='cat', got law='{law}'. Leave it out.")
     if law == "cat":
         price = "seconds" if cost is None else cost
-        return Cat(cost=costs.by_name(price) if isinstance(price, str) else price, floor=1e-4)
+        return Cat(cost=costs.by_name(price) if isinstance(price, str) else price, gain="lag", floor=1e-4)
     if law == "warmup":
         return _warmup(100 if warmup_steps is None else warmup_steps)
     if law == "progress":

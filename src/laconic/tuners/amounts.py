@@ -12,7 +12,8 @@ from laconic.types import Compressor, Observation, Thresholder
 _GROWTH = 2.0
 # What is owed answers a new threshold late: a coefficient that follows fast would swing.
 _POWER, _MOST_TURN = 0.2, 1.25
-_LEAST_C = 1e-3
+# Every layer sends an entry at least: a count below that is out of reach, and must not drive it on for ever.
+_LEAST_C, _MOST_C = 1e-3, 1e4
 
 
 def check_amounts(floor: float, ceiling: float) -> None:
@@ -42,5 +43,6 @@ def at_count(compressor: Compressor, count: float, seen: Observation) -> Compres
     """
     if isinstance(compressor, Thresholder):
         turn = (max(0.5, seen.qualified / seen.ranks) / count) ** _POWER
-        return compressor.at_c(max(_LEAST_C, compressor.c * min(_MOST_TURN, max(1 / _MOST_TURN, turn))))
+        turned = compressor.c * min(_MOST_TURN, max(1 / _MOST_TURN, turn))
+        return compressor.at_c(min(_MOST_C, max(_LEAST_C, turned)))
     return sparsifier(compressor, "cat").at_density(min(1.0, count / choosable(seen)))

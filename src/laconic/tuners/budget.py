@@ -53,13 +53,13 @@ class Budget:
 
     def update(self, state: TunerState, seen: Observation, compressor: Compressor) -> tuple[TunerState, Compressor]:
         """Return the compressor with the amount that the budget has room for."""
+        state = note(state, seen)
         if seen.skipped:
             return state, compressor
-        state = note(state, seen)
         link, entries = known(state), choosable(seen)
         if link is None or not entries or not seen.entry_bytes:
             return state, compressor
-        count = (self._bytes(link, seen.ranks) - seen.fixed_bytes) / seen.entry_bytes
+        count = (self._bytes(link, seen.world_size) - seen.fixed_bytes) / seen.entry_bytes
         count = min(max(count, self.floor * entries, 1.0), max(1.0, self.ceiling * entries))
         if not isinstance(compressor, Thresholder):
             count = approached(count, seen)

@@ -87,9 +87,9 @@ class Cat:
 
     def update(self, state: TunerState, seen: Observation, compressor: Compressor) -> tuple[TunerState, Compressor]:
         """Return the compressor with the amount that was best for the step before."""
+        state = _with_change(note(state, seen) if self.measures else dict(state), seen)
         if seen.skipped:
             return state, compressor
-        state = _with_change(note(state, seen) if self.measures else dict(state), seen)
         curve = self.curve(state, seen)
         if curve is None:
             return state, compressor
@@ -119,7 +119,7 @@ class Cat:
             return np.asarray(1 / (1 + late / max(_FEWEST_STEPS, seen.step)))
         if self.gain == "curvature":
             omega = seen.spectrum.gains("omega", counts)
-            change = min(_MOST_CHANGE, max(_LEAST_CHANGE, state.get("change", _FIRST_CHANGE)))
+            change = state.get("change", _FIRST_CHANGE)
             # Where nothing is sure to gain, what comes nearest to it.
             return np.asarray(np.maximum(1 - change / (2 * omega), _HARDLY * omega))
         return seen.spectrum.gains(self.gain, counts)
@@ -141,6 +141,7 @@ class Cat:
 def _with_change(state: TunerState, seen: Observation) -> TunerState:
     """Return the state with the mean change of recent steps."""
     if isfinite(seen.change):
-        before = state.get("change", seen.change)
-        state["change"] = before + _WEIGHT * (seen.change - before)
+        change = min(_MOST_CHANGE, max(_LEAST_CHANGE, seen.change))
+        before = state.get("change", change)
+        state["change"] = before + _WEIGHT * (change - before)
     return state

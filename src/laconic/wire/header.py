@@ -67,8 +67,8 @@ class Header:
         host = [MAGIC, self.fingerprint, self.step, 0, 0, flags, self.rates, loss, pace, 0]
         words = torch.tensor(host, dtype=torch.int64).to(device, non_blocking=True)
         words[3], words[4] = self.count, self.wanted
-        change = torch.full((2,), nan, device=device) if self.change is None else self.change
-        words[9:] = change.view(torch.int64)
+        unknown = torch.full((2,), nan, dtype=torch.float32, device=device)
+        words[9:] = (unknown if self.change is None else self.change).view(torch.int64)
         words[5] += (~torch.as_tensor(self.finite, device=device)).to(torch.int64) * _NOT_FINITE
         return words
 
