@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import isfinite
+from math import isnan
 from typing import Any
 
 from laconic.lab.report.amounts import milliseconds, number, rate, whole
@@ -20,7 +20,7 @@ def told(tuning: Tuning, *, curve: bool) -> dict[str, Any]:
     numbers = {name: getattr(tuning, name) for name in names}
     out: dict[str, Any] = {"count": tuning.count, "unit": tuning.unit}
     # A budget has no gain, and a link that was not measured has no rate.
-    out |= {name: value for name, value in numbers.items() if isfinite(value)}
+    out |= {name: value for name, value in numbers.items() if not isnan(value)}
     if curve and tuning.curve:
         out["curve"] = [[float(f"{count:.6g}"), float(f"{worth:.4g}")] for count, worth in tuning.curve]
     return out
