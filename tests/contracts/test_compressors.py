@@ -10,13 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contracts.bad_settings import BAD_SETTINGS, NEEDED, refusal
 from contracts.registry import (
-    BAD_SETTINGS,
     COMPRESSORS,
-    NEEDED,
     compressors,
     everything,
-    refusal,
     selects,
     sparsifiers,
 )

@@ -14,7 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts.registry import BAD_SETTINGS, NEEDED, TUNERS, compressors, refusal, tuners, tunes
+from contracts.bad_settings import BAD_SETTINGS, NEEDED, refusal
+from contracts.registry import TUNERS, compressors, tuners, tunes
 from contracts.vectors import normal, segments_of
 from laconic.compressors import TopK
 from laconic.pace import Pace

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.registry import BAD_SETTINGS, NEEDED, refusal
+from contracts.bad_settings import BAD_SETTINGS, NEEDED, refusal
 from contracts.vectors import normal
 from laconic.clipping import LocalClip, clip_factors
 

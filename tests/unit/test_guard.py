@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from contracts.registry import BAD_SETTINGS, refusal
+from contracts.bad_settings import BAD_SETTINGS, refusal
 from laconic.guard import Alarm, Guard
 from laconic.types import Observation
 

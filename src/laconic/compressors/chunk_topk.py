@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from laconic.arguments import check_share, check_whole
-from laconic.compressors.selection import kept, positions_of, split_small, take_known_
+from laconic.compressors.selection import fixed_plan, kept, take_known_
 from laconic.segments import Segment, Segments
 from laconic.types import Fresh, Payload, Plan
 
@@ -63,12 +63,10 @@ class ChunkTopK:
 
     def plan(self, segments: Segments, *, step: int, rooms: Mapping[str, int]) -> Plan:  # noqa: ARG002
         """Say that small segments are sent whole and what all chunks of each other one send together."""
-        small, large = split_small(segments, self.whole_below)
-        return Plan(
-            known=positions_of(small),
-            known_count=sum(s.size for s in small),
-            choosing=large,
-            rooms=tuple(s.size // self.chunk * self.k + kept(s.size % self.chunk, self.density) for s in large),
+        return fixed_plan(
+            segments,
+            whole_below=self.whole_below,
+            room=lambda size: size // self.chunk * self.k + kept(size % self.chunk, self.density),
         )
 
     def compress_(self, x: Tensor, segments: Segments, plan: Plan, fresh: Fresh) -> Payload:  # noqa: ARG002

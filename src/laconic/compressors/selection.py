@@ -44,6 +44,18 @@ def rows_of(segments: Segments, chosen: Segments, device: torch.device) -> Tenso
     return torch.tensor([place[name] for name in chosen.names], dtype=torch.int64, device=device)
 
 
+def fixed_plan(segments: Segments, *, whole_below: int, room: Callable[[int], int], step: int = 0) -> Plan:
+    """Return the plan of a compressor whose counts are fixed: small segments whole, of others their ``room``."""
+    small, large = split_small(segments, whole_below)
+    return Plan(
+        known=positions_of(small),
+        known_count=sum(s.size for s in small),
+        choosing=large,
+        rooms=tuple(room(s.size) for s in large),
+        step=step,
+    )
+
+
 def counted_plan(
     segments: Segments,
     *,

@@ -9,14 +9,14 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from laconic import kernels, wire
-from laconic.arguments import check_share, check_whole
-from laconic.compressors.selection import density_plan, kept, positions_of, rows_of, split_small, take_known_
+from laconic.arguments import check_amounts, check_share, check_whole
+from laconic.compressors.selection import density_plan, fixed_plan, kept, rows_of, take_known_
 from laconic.costs import Cost, Seconds
 from laconic.descent import Size, choose, omega, probabilities
 from laconic.segments import Segment, Segments
@@ -25,11 +25,6 @@ from laconic.types import Fresh, Payload, Plan
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 # Beside the largest such entries are as good as zero, and their probabilities no numbers any more.
 _NOTHING = 1e-200
-
-
-@runtime_checkable
-class _Priced(Cost, Protocol):
-    """Anything that has a cost's parts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,10 +80,7 @@ class Stochastic:
         check_share("density", self.density, "For 0.1% write Stochastic(density=0.001).")
         check_whole("whole_below", self.whole_below, 0, "To send no parameter whole write 0.")
         check_whole("seed", self.seed, 0, "Another one is another draw.")
-        check_share("floor", self.floor, "For at least a thousandth of a parameter write 0.001.")
-        check_share("ceiling", self.ceiling, "With a position each, half of the entries cost what all of them do.")
-        if self.floor > self.ceiling:
-            raise ValueError(f"floor must be at most the ceiling {self.ceiling}, got {self.floor!r}. Swap them.")
+        check_amounts(self.floor, self.ceiling)
         _check_cost(self.cost)
         # Only where each rank chooses T of its own, whatever the class says.
         object.__setattr__(self, "counts_vary", self.cost is not None)
@@ -103,13 +95,8 @@ class Stochastic:
             return density_plan(
                 segments, step=step, rooms=rooms, whole_below=self.whole_below, density=self.density
             )
-        small, large = split_small(segments, self.whole_below)
-        return Plan(
-            known=positions_of(small),
-            known_count=sum(s.size for s in small),
-            choosing=large,
-            rooms=tuple(kept(s.size, self.density) for s in large),
-            step=step,
+        return fixed_plan(
+            segments, whole_below=self.whole_below, room=lambda size: kept(size, self.density), step=step
         )
 
     def compress_(self, x: Tensor, segments: Segments, plan: Plan, fresh: Fresh) -> Payload:
@@ -174,7 +161,7 @@ def _check_cost(cost: object) -> None:
             f"cost must be one that is known beforehand, got {cost!r}. Write "
             f"Seconds(latency_seconds=1e-4, bits_per_second=1e9), or Bits()."
         )
-    if cost is not None and (isinstance(cost, type) or not isinstance(cost, _Priced)):
+    if cost is not None and (isinstance(cost, type) or not isinstance(cost, Cost)):
         raise ValueError(f"cost must be a cost or None, got {cost!r}. Write Bits() or Packets.ethernet_tcp().")
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.arguments import check_share, check_whole
-from laconic.compressors.selection import kept, positions_of, split_small, take_known_
+from laconic.compressors.selection import fixed_plan, kept, take_known_
 from laconic.segments import Segments
 from laconic.types import Fresh, Payload, Plan
 
@@ -51,13 +51,7 @@ class TopK:
 
     def plan(self, segments: Segments, *, step: int, rooms: Mapping[str, int]) -> Plan:  # noqa: ARG002
         """Say that small segments are sent whole and that each other one sends its share."""
-        small, large = split_small(segments, self.whole_below)
-        return Plan(
-            known=positions_of(small),
-            known_count=sum(s.size for s in small),
-            choosing=large,
-            rooms=tuple(kept(s.size, self.density) for s in large),
-        )
+        return fixed_plan(segments, whole_below=self.whole_below, room=lambda size: kept(size, self.density))
 
     def compress_(self, x: Tensor, segments: Segments, plan: Plan, fresh: Fresh) -> Payload:  # noqa: ARG002
         """Take the largest entries; leave in x exactly what was not taken."""

@@ -60,29 +60,34 @@ def cat(
     if gain is None:
         gain = "alpha" if rule == "top" and memory == "none" else _GAINS[rule]
     tuner = _tuner(price, gain, coding, floor, ceiling, share, bits_per_second)
-    rule_of_choice: Compressor
-    if rule == "random":
-        own = isinstance(tuner, Cat) and not tuner.measures and coding == "wire"
-        rule_of_choice = Stochastic(
-            density=start, cost=price if own else None, whole_below=whole_below, floor=floor, ceiling=ceiling
-        )
-        tuner = Constant() if own else tuner
-        memory = "none" if memory is None else memory
-    elif rule == "sign":
-        rule_of_choice = SignTopK(density=start, whole_below=whole_below)
-    elif per == "layer":
-        rule_of_choice = StdThreshold(c=1.0, over="model", running=0.9, whole_below=whole_below).at_density(start)
-    else:
-        rule_of_choice = TopK(density=start, whole_below=whole_below)
+    # Where each rank chooses its own amount there is nothing to agree on.
+    own = rule == "random" and isinstance(tuner, Cat) and not tuner.measures and coding == "wire"
+    if rule == "random" and memory is None:
+        memory = "none"
     return Method(
         name="cat",
-        compressor=rule_of_choice,
+        compressor=(
+            Stochastic(density=start, cost=price, whole_below=whole_below, floor=floor, ceiling=ceiling)
+            if own
+            else _chooser(rule, per, start, whole_below)
+        ),
         exchange=GatherMean(),
-        tuner=tuner,
+        tuner=Constant() if own else tuner,
         memory="update" if memory is None else memory,
         scope=per,
         guard=None if memory == "none" else Guard(),
     )
+
+
+def _chooser(rule: Rule, per: Scope, start: float, whole_below: int) -> Compressor:
+    """Return what chooses entries, as many as it is told."""
+    if rule == "random":
+        return Stochastic(density=start, whole_below=whole_below)
+    if rule == "sign":
+        return SignTopK(density=start, whole_below=whole_below)
+    if per == "layer":
+        return StdThreshold(c=1.0, over="model", running=0.9, whole_below=whole_below).at_density(start)
+    return TopK(density=start, whole_below=whole_below)
 
 
 def _tuner(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import sqrt
 
-from laconic.arguments import check_share
 from laconic.tuners.movable import sparsifier
 from laconic.types import Compressor, Observation, Thresholder
 
@@ -14,14 +13,6 @@ _GROWTH = 2.0
 _POWER, _MOST_TURN = 0.2, 1.25
 # Every layer sends an entry at least: a count below that is out of reach, and must not drive it on for ever.
 _LEAST_C, _MOST_C = 1e-3, 1e4
-
-
-def check_amounts(floor: float, ceiling: float) -> None:
-    """Raise ``ValueError`` unless these are shares in order."""
-    check_share("floor", floor, "For at least a thousandth write 0.001.")
-    check_share("ceiling", ceiling, "With a position each, half of the entries cost what all of them do.")
-    if floor > ceiling:
-        raise ValueError(f"floor must be at most the ceiling {ceiling!r}, got {floor!r}. Write a smaller floor.")
 
 
 def choosable(seen: Observation) -> int:

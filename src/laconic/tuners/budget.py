@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar
 
-from laconic.arguments import check_number, check_share
+from laconic.arguments import check_amounts, check_number, check_share
 from laconic.linkfit import Link, known, note
 from laconic.spectrum import SpectrumOf
-from laconic.tuners.amounts import approached, at_count, check_amounts, choosable
+from laconic.tuners.amounts import approached, at_count, choosable
 from laconic.tuners.movable import sparsifier
 from laconic.types import Compressor, Observation, Thresholder, TunerState
 

@@ -23,13 +23,13 @@ from typing import ClassVar, Literal, get_args
 import numpy as np
 import torch
 
-from laconic.arguments import check_choice
+from laconic.arguments import check_amounts, check_choice
 from laconic.costs import Cost, Seconds
 from laconic.descent import Size
 from laconic.efficiency import Curve, candidates
 from laconic.linkfit import known, note
 from laconic.spectrum import Numbers, SpectrumOf
-from laconic.tuners.amounts import approached, at_count, check_amounts, choosable
+from laconic.tuners.amounts import approached, at_count, choosable
 from laconic.tuners.movable import sparsifier
 from laconic.types import Compressor, Observation, Thresholder, TunerState
 
