@@ -30,7 +30,19 @@ class AllReduce:
     send: Tensor
 
 
-Request = AllGather | AllReduce
+@dataclass(frozen=True, kw_only=True)
+class AllToAll:
+    """Ask to give every rank bytes of its own; the reply has what every rank gave to this one, in rank order.
+
+    ``send`` has ``given[r]`` bytes for rank r, one rank behind the other; the reply ``heard[r]`` from rank r.
+    """
+
+    send: Tensor
+    given: tuple[int, ...]
+    heard: tuple[int, ...]
+
+
+Request = AllGather | AllReduce | AllToAll
 Reply = Tensor
 T = TypeVar("T")
 

@@ -120,3 +120,8 @@ def _check_keys(what: str, got: Mapping[str, object], wanted: Sequence[str] | Ma
             f"the saved state does not fit, by {what}: missing {missing[:5]}, unknown {foreign[:5]}. "
             f"Load the state that the same method saved for the same model."
         )
+
+
+def accumulation_dtype(dtypes: Sequence[torch.dtype]) -> torch.dtype:
+    """Return the dtype that memory and wire values have for these parameters: float64 if any is, else float32."""
+    return torch.float64 if torch.float64 in dtypes else torch.float32

@@ -60,7 +60,7 @@ class Reducer:
         self.outcome, self.loss = Outcome(skipped=False, notes=None), nan
         self._model, self._dtype, self._device = model, dtype, torch.device(device)
         self._fingerprint, self._watch, self._dtypes = fingerprint, Stopwatch(clock), dtypes or {}
-        self._sends_all = isinstance(method.compressor, Dense)
+        self._sends_all = isinstance(method.compressor, Dense) and method.exchange.lossless
         # Clipping or selecting over the whole model needs all buckets.
         self._waits = method.scope == "model" or (method.clip is not None and method.clip.scope == "model")
         self._state = State.begin(
@@ -245,6 +245,7 @@ class Reducer:
             change=self._state.gauge.told,
             senders=self._senders,
             rank=self.transport.rank,
+            kept=self._state.kept,
         )
 
     def _rounded(self, job: Job, segments: Segments, compressor: Compressor, envelope: Envelope) -> Steps:
@@ -281,7 +282,9 @@ class Reducer:
         if self.method.memory != "none":
             rank, method = self.transport.rank, self.method
             job.commit(self._state.memory, step=self.step, rank=rank, masking=method.masking, decay=method.decay)
-        if job.entered is not None and job.mean is not None:
+        assert job.mean is not None
+        self._state.kept |= job.mean.kept
+        if job.entered is not None:
             self._state.ledger.commit(job.entered, job.mean, world_size=self._sending)
 
     def _count(self, means: list[Mean], *, finite: bool) -> None:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from laconic.arguments import check_whole
 from laconic.compressors import Dense, StdThreshold
@@ -24,8 +25,9 @@ from laconic.theory import Probe
 from laconic.tuners import Constant
 from laconic.types import Compressor, Observation, TunerState
 
-STATE_VERSION = 3
-_KEYS = {"method", "step", "tuner", "setting", "seen", "ledger", "alarm", "gauge", "counters", "theory", "memory"}
+STATE_VERSION = 4
+_KEYS = {"method", "step", "tuner", "setting", "seen", "ledger", "alarm", "gauge", "counters", "theory"}
+_KEYS |= {"memory", "kept"}
 
 
 @dataclass
@@ -43,6 +45,7 @@ class State:
     tuner: TunerState
     step: int = 0
     counters: Counters = field(default_factory=Counters)
+    kept: dict[str, Tensor] = field(default_factory=dict)
 
     @staticmethod
     def begin(
@@ -116,6 +119,7 @@ class State:
             "counters": asdict(self.counters),
             "theory": {"xi": self.probe.largest_xi, "fresh": self.probe.largest_fresh} if self.probe else {},
             "memory": self.memory.state_dict(),
+            "kept": {name: value.clone() for name, value in self.kept.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -141,6 +145,8 @@ class State:
         if state["method"] == repr(self.method):
             self.tuner = dict(state["tuner"])
             self.setting = _restored(self.method.compressor, state["setting"])
+            device = self.memory.device
+            self.kept = {name: value.to(device, copy=True) for name, value in state["kept"].items()}
         if self.probe is not None:
             # The identity v - x = mean memory says where the drift stands.
             self.probe.drift.write("drift", self.model, self.memory["owed"])

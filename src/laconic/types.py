@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from math import nan
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
 from laconic.collectives import Reply, Request
@@ -21,18 +20,24 @@ class Plan:
     """What every rank knows of a payload before it is made.
 
     ``known`` indexes the entries that every rank sends, whose positions therefore need not travel: all of
-    them (dense), small parameters, a seeded random choice. Of each segment in ``choosing`` a rank chooses
+    them (dense), small parameters, a seeded random choice; ``known_sizes`` are those of the parameters they come
+    from, one behind the other. Of each segment in ``choosing`` a rank chooses
     entries of its own, at most its ``rooms``. The byte size of the message follows, so no sizes are ever
     exchanged. Where a plan is ``counted`` the number chosen varies: messages then say for each choosing
     segment how many entries qualified, and the rooms of the next step follow from what all ranks said.
     """
 
     known: Tensor | slice
-    known_count: int
+    known_sizes: tuple[int, ...]
     choosing: Segments = field(default_factory=lambda: Segments(()))
     rooms: tuple[int, ...] = ()
     counted: bool = False
     step: int = 0
+
+    @property
+    def known_count(self) -> int:
+        """How many entries every rank sends."""
+        return sum(self.known_sizes)
 
     @property
     def capacity(self) -> int:
@@ -91,7 +96,8 @@ class Envelope:
     ``rooms`` are the agreed rooms by segment name, ``fresh`` what is known of the segments. ``loss`` is this
     rank's (NaN: not told), ``alarmed`` says that what it owes has run away, ``pace`` how long its step before took.
     ``spectrum`` and ``change`` are what its gauge tells. ``senders`` are the ranks that send (None: every
-    rank), ``rank`` is this one; a rank that does not send hears all the same.
+    rank), ``rank`` is this one; a rank that does not send hears all the same. ``kept`` is what the exchange asked
+    to have again (``Mean.kept``), of any step before.
     """
 
     step: int
@@ -109,6 +115,7 @@ class Envelope:
     change: Tensor | None = None
     senders: tuple[int, ...] | None = None
     rank: int = 0
+    kept: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +137,8 @@ class Mean:
     ``values`` is a vector, or what was ``Gathered``: adding that up touches only entries that were sent.
     ``counts`` has for each segment that was chosen from the number of entries that qualified, rank by rank;
     ``qualified`` is their sum, out of ``choosable``. With ``senders`` these are the ranks that count, and ``own``
-    is None on the others. A message had ``fixed_bytes`` and ``entry_bytes`` for each entry there was room for;
+    is None on the others. ``kept`` is what the exchange wants to have again in a later step, by names of its own,
+    the same on every rank. A message had ``fixed_bytes`` and ``entry_bytes`` for each entry there was room for;
     ``pace`` is the group's in the step before, ``change`` how much of what was sent then is used up (NaN: unknown).
     """
 
@@ -152,6 +160,7 @@ class Mean:
     entry_bytes: int = 0
     own: Payload | None = None
     senders: tuple[int, ...] | None = None
+    kept: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 Steps = Generator[Request, Reply, Mean]
@@ -211,6 +220,10 @@ class Exchange(Protocol):
     """HOW vectors become a mean: a generator that asks for collectives and does no I/O of its own."""
 
     name: ClassVar[str]
+
+    @property
+    def lossless(self) -> bool:
+        """Whether what the compressor takes arrives as it is, so that a dense gradient leaves nothing owed."""
 
     def steps(self, x: Tensor, segments: Segments, compressor: Compressor, envelope: Envelope) -> Steps:
         """Reduce x to the mean of what all ranks sent; leave in x what this rank did not send."""
@@ -280,8 +293,3 @@ class Tuner(Protocol):
 
     def update(self, state: TunerState, seen: Observation, compressor: Compressor) -> tuple[TunerState, Compressor]:
         """Return the next state and the compressor for the step ``seen.step``."""
-
-
-def accumulation_dtype(dtypes: Sequence[torch.dtype]) -> torch.dtype:
-    """Return the dtype that memory and wire values have for these parameters: float64 if any is, else float32."""
-    return torch.float64 if torch.float64 in dtypes else torch.float32

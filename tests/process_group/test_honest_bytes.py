@@ -156,7 +156,7 @@ def test_the_bytes_of_topk_follow_from_its_density(pool, kind):
     for stats, entries, parameters in pool.run(2, _sizes, kind):
         whole = Segments.of(["all"], [entries])
         chosen = (round(0.05 * entries),)
-        plan = Plan(known=torch.empty(0, dtype=torch.int64), known_count=0, choosing=whole, rooms=chosen)
+        plan = Plan(known=torch.empty(0, dtype=torch.int64), known_sizes=(), choosing=whole, rooms=chosen)
         notes = parameters if kind == "plain" else 0
         assert stats.wire_bytes == 3 * wire.message_bytes(plan, numel=entries, notes=notes)
         assert stats.dense_bytes == 3 * 4 * entries

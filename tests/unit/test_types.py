@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from contracts.vectors import segments_of
-from laconic.types import Payload, Plan, accumulation_dtype
+from laconic.memory import accumulation_dtype
+from laconic.types import Payload, Plan
 
 
 def test_a_payload_counts_known_and_chosen_entries():
@@ -15,9 +16,9 @@ def test_a_payload_counts_known_and_chosen_entries():
 
 
 def test_the_capacity_of_a_plan_is_the_sum_of_its_rooms():
-    plan = Plan(known=slice(0, 0), known_count=0, choosing=segments_of([4, 9]), rooms=(3, 4))
+    plan = Plan(known=slice(0, 0), known_sizes=(), choosing=segments_of([4, 9]), rooms=(3, 4))
     assert plan.capacity == 7
-    assert Plan(known=slice(0, 2), known_count=2).capacity == 0
+    assert Plan(known=slice(0, 2), known_sizes=(2,)).capacity == 0
 
 
 def test_memory_has_float64_only_where_a_parameter_has():

@@ -22,7 +22,7 @@ from laconic.wire.header import Received
 CPU = torch.device("cpu")
 CAPACITY = 10
 OWN = Header(fingerprint=11, step=22, count=3, wanted=4, finite=True, rates=33, value_bytes=4)
-PLAN = Plan(known=slice(0, 0), known_count=0, choosing=segments_of([20, 30]), rooms=(4, 6))
+PLAN = Plan(known=slice(0, 0), known_sizes=(), choosing=segments_of([20, 30]), rooms=(4, 6))
 COUNTED = replace(PLAN, counted=True)
 
 

@@ -68,7 +68,7 @@ def _letter(
     )
     plan = Plan(
         known=torch.arange(len(known)),
-        known_count=len(known),
+        known_sizes=(len(known),),
         choosing=Segments.of(["a", "b"], [numel, 0]),
         rooms=(len(at) + spare, 0),
         counted=counted,

@@ -24,7 +24,7 @@ class Dense:
 
     def plan(self, segments: Segments, *, step: int, rooms: Mapping[str, int]) -> Plan:  # noqa: ARG002
         """Say that all entries are known to be sent."""
-        return Plan(known=slice(0, segments.numel), known_count=segments.numel)
+        return Plan(known=slice(0, segments.numel), known_sizes=tuple(s.size for s in segments))
 
     def compress_(self, x: Tensor, segments: Segments, plan: Plan, fresh: Fresh) -> Payload:  # noqa: ARG002
         """Take every entry; x is left zero."""

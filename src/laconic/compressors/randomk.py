@@ -46,7 +46,7 @@ class RandomK:
         """Draw this step's entries; every rank draws the same."""
         drawn = [self._draw(s.name, s.size, step) + s.offset for s in segments]
         known = torch.cat(drawn) if drawn else torch.empty(0, dtype=torch.int64)
-        return Plan(known=known, known_count=known.numel())
+        return Plan(known=known, known_sizes=tuple(d.numel() for d in drawn))
 
     def compress_(self, x: Tensor, segments: Segments, plan: Plan, fresh: Fresh) -> Payload:  # noqa: ARG002
         """Take the drawn entries; leave in x exactly what was not taken."""

@@ -49,7 +49,7 @@ def fixed_plan(segments: Segments, *, whole_below: int, room: Callable[[int], in
     small, large = split_small(segments, whole_below)
     return Plan(
         known=positions_of(small),
-        known_count=sum(s.size for s in small),
+        known_sizes=tuple(s.size for s in small),
         choosing=large,
         rooms=tuple(room(s.size) for s in large),
         step=step,
@@ -71,7 +71,7 @@ def counted_plan(
     small, large = split_small(segments, whole_below)
     return Plan(
         known=positions_of(small),
-        known_count=sum(s.size for s in small),
+        known_sizes=tuple(s.size for s in small),
         choosing=large,
         rooms=tuple(min(s.size, max(1, rooms.get(s.name, first(s.size)))) for s in large),
         counted=True,

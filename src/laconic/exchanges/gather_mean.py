@@ -27,6 +27,7 @@ class GatherMean:
     """
 
     name: ClassVar[str] = "gather_mean"
+    lossless: ClassVar[bool] = True
     over: Over = "ranks"
 
     def __post_init__(self) -> None:

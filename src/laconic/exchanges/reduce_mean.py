@@ -25,6 +25,7 @@ class ReduceMean:
     """One all-reduce; volume does not grow with the ranks. Each rank divides before the sum, as DDP does."""
 
     name: ClassVar[str] = "reduce_mean"
+    lossless: ClassVar[bool] = True
 
     def check(self, compressor: Compressor) -> None:
         """Refuse compressors whose ranks choose their own entries."""

@@ -30,13 +30,13 @@ from laconic.integrations.momentum import MovedMomentum, movable
 from laconic.integrations.plain import PlainSurface
 from laconic.integrations.surface import Surface
 from laconic.layout import dimension_order, flatten
+from laconic.memory import accumulation_dtype
 from laconic.method import Method
 from laconic.methods import recommended
 from laconic.reducer import Reducer
 from laconic.rounds import Rounds
 from laconic.segments import Segments
 from laconic.transports import ProcessGroupTransport
-from laconic.types import accumulation_dtype
 
 _log = logging.getLogger("laconic")
 _attached: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[Link]] = weakref.WeakKeyDictionary()

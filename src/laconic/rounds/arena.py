@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from laconic.layout import flatten, unflatten
+from laconic.memory import accumulation_dtype
 from laconic.segments import Segments
-from laconic.types import accumulation_dtype
 
 
 class Arena:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from laconic.collectives import AllGather, Reply, Request
+from laconic.collectives import AllGather, AllToAll, Reply, Request
 from laconic.errors import LaconicError
 
 T = TypeVar("T")
@@ -185,10 +185,22 @@ def _reply(requests: list[Request]) -> list[Reply]:
     if isinstance(first, AllGather):
         rows = torch.stack(tensors if first.senders is None else [tensors[rank] for rank in first.senders])
         return [rows] * len(requests)
+    if isinstance(first, AllToAll):
+        return _dealt([r for r in requests if isinstance(r, AllToAll)])
     total = ring_sum(tensors)
     for tensor in tensors:
         tensor.copy_(total)
     return list(tensors)
+
+
+def _dealt(requests: list[AllToAll]) -> list[Reply]:
+    """Return what each rank was given by every rank."""
+    parts = [r.send.split(list(r.given)) for r in requests]
+    for rank, request in enumerate(requests):
+        given = tuple(r.given[rank] for r in requests)
+        if given != request.heard:
+            raise LaconicError(f"rank {rank} expects {request.heard} bytes from the ranks, which give it {given}.")
+    return [torch.cat([row[rank] for row in parts]) for rank in range(len(requests))]
 
 
 def ring_sum(tensors: list[Tensor]) -> Tensor:

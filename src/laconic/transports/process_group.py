@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from laconic.collectives import AllGather, Reply, Request
+from laconic.collectives import AllGather, AllToAll, Reply, Request
 from laconic.errors import ExchangeError
 
 T = TypeVar("T")
@@ -109,6 +109,13 @@ class ProcessGroupTransport:
             running.reply = rows.view(self.world_size, -1)
             running.lent.append((rows, _holders(rows)))
             running.work = _all_gather(rows, send, group=self._group, async_op=True)
+        elif isinstance(request, AllToAll):
+            heard = torch.empty(sum(request.heard), dtype=send.dtype, device=send.device)
+            running.reply = heard
+            running.lent.append((heard, _holders(heard)))
+            running.work = dist.all_to_all_single(
+                heard, send, list(request.heard), list(request.given), group=self._group, async_op=True
+            )
         else:
             running.work = dist.all_reduce(send, group=self._group, async_op=True)
             running.reply = send
