@@ -33,12 +33,13 @@ import laconic
 from laconic import kernels
 from laconic.cli.home import default_home
 from laconic.costs import Affine, Cost, Packets
-from laconic.descent import Size, alpha, choose
+from laconic.descent import alpha, choose
 from laconic.lab.data.store import load
 from laconic.lab.machine import machine
 from laconic.method import Unit
 from laconic.reducer import Reducer
 from laconic.segments import Segments
+from laconic.sizes import Size
 from laconic.transports.lockstep import Lockstep
 from laconic.tuners.cat import Weighed
 

@@ -13,12 +13,13 @@ import laconic
 ROOT = Path(laconic.__file__).parent
 ROWS = [
     {"segments", "errors", "stats", "arguments", "layout", "collectives"},
-    {"costs", "spectrum", "pace"},
+    {"costs", "sizes", "spectrum", "pace", "coding"},
     {"types", "descent"},
-    {"kernels", "wire", "memory", "ledger", "clipping", "guard", "efficiency", "linkfit"},
+    {"kernels", "memory", "ledger", "clipping", "guard", "efficiency", "linkfit", "shards"},
+    {"wire", "codecs"},
     {"compressors", "exchanges", "tuners", "local", "handshake", "damping", "averaging"},
     {"method", "job", "theory", "transports"},
-    {"methods", "intake", "gauge"},
+    {"methods", "intake", "gauge", "nodes"},
     {"state"},
     {"diagnosis"},
     {"reducer"},
@@ -34,7 +35,7 @@ ROW["laconic"] = ROW["integrations"]
 # Transports talk, the reducer is handed a clock.
 # Compiled loops run on threads of their own, which a forked process must know that it lost.
 ALLOWED = {"kernels/cpu.py": {"os"}}
-PURE = set().union(*ROWS[:9]) - {"transports"}
+PURE = set().union(*ROWS[:10]) - {"transports"}
 OUTSIDE = {"torch.distributed", "time", "random", "os", "pathlib", "io", "socket", "threading"}
 MOST_LINES = 300
 

@@ -33,6 +33,6 @@ def check_choice(name: str, value: object, wanted: tuple[str, ...]) -> None:
 def check_amounts(floor: float, ceiling: float) -> None:
     """Refuse anything but two shares in order: the least and the most that may be sent."""
     check_share("floor", floor, "For at least a thousandth write 0.001.")
-    check_share("ceiling", ceiling, "With a position each, half of the entries cost what all of them do.")
+    check_share("ceiling", ceiling, "For at most half of the entries write 0.5.")
     if floor > ceiling:
         raise ValueError(f"floor must be at most the ceiling {ceiling!r}, got {floor!r}. Write a smaller floor.")

@@ -22,43 +22,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from laconic.arguments import check_number, check_whole
+from laconic.arguments import check_whole
 from laconic.costs import Cost
+from laconic.sizes import Size
 
 # Efficiencies that differ by less are equal but for rounding.
 _TIE = 1e-12
-
-
-@dataclass(frozen=True, kw_only=True)
-class Size:
-    """How many bits a message of T entries has: fixed_bits + T * entry_bits.
-
-    >>> Size.pairs(8), Size.signs(8)
-    (Size(fixed_bits=0, entry_bits=35), Size(fixed_bits=32, entry_bits=4))
-    """
-
-    fixed_bits: float
-    entry_bits: float
-
-    def __post_init__(self) -> None:
-        check_number("fixed_bits", self.fixed_bits, 0.0, "For no header write 0.")
-        check_number("entry_bits", self.entry_bits, 0.0, "A float32 with its position has 64.")
-        if not self.entry_bits:
-            raise ValueError("entry_bits must be over 0, got 0. A float32 with its position has 64.")
-
-    @staticmethod
-    def pairs(d: int, value_bits: int = 32) -> Size:
-        """Return the published size of T positions among d with their values: T (ceil(log2 d) + value_bits)."""
-        return Size(fixed_bits=0, entry_bits=_position_bits(d) + _checked(value_bits))
-
-    @staticmethod
-    def signs(d: int, value_bits: int = 32) -> Size:
-        """Return the published size of one value and T signed positions: value_bits + T (ceil(log2 d) + 1)."""
-        return Size(fixed_bits=_checked(value_bits), entry_bits=_position_bits(d) + 1)
-
-    def bits(self, counts: Tensor) -> Tensor:
-        """Return the bits of messages of so many entries, as float64."""
-        return self.fixed_bits + self.entry_bits * counts.double()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,8 +145,8 @@ def candidates(gain: Tensor, size: Size, cost: Cost, *, floor: int = 1) -> Tenso
         return torch.arange(floor, last + 1, device=gain.device)
     ends = size.bits(torch.tensor([floor, last], dtype=torch.float64)) / step
     steps = torch.arange(float(ends[0].ceil()), float(ends[1].ceil()) + 1, dtype=torch.float64, device=gain.device)
-    most = ((steps * step - size.fixed_bits) / size.entry_bits).floor().long()
-    # A quotient may round over or under a whole number: its neighbours are looked at too.
+    most = size.most(steps * step).long()
+    # A product may round over or under what the cost says fits: its neighbours are looked at too.
     near = torch.cat([most - 1, most, most + 1]).clamp(floor, last)
     return torch.unique(near, sorted=True)  # type: ignore[no-any-return]
 
@@ -200,16 +169,6 @@ def _checked_range(gain: Tensor, floor: int, ceiling: int | None) -> int:
             f"got {floor} and {ceiling}. For all counts leave both out."
         )
     return last
-
-
-def _position_bits(d: int) -> int:
-    check_whole("d", d, 1, "It is the number of entries of the gradient.")
-    return (d - 1).bit_length()
-
-
-def _checked(value_bits: int) -> int:
-    check_whole("value_bits", value_bits, 1, "A float32 has 32.")
-    return value_bits
 
 
 def _descending(g: Tensor) -> Tensor:

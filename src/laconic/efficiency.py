@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from laconic.costs import Cost
-from laconic.descent import Size
+from laconic.sizes import Size
 from laconic.spectrum import Numbers
 
 # A finer grid would tell apart amounts whose efficiency is the same to a thousandth.
@@ -44,8 +45,9 @@ def candidates(low: float, high: float, size: Size, cost: Cost) -> Numbers:
     """Return the amounts worth looking at, ascending: evenly spaced in factors, and the most that fit packets."""
     counts = np.geomspace(np.ceil(low), np.floor(high), _POINTS).round() if high >= low + 1 else np.array([low])
     if cost.step_bits is not None:
-        least, most = ((size.fixed_bits + size.entry_bits * n) / cost.step_bits for n in (low, high))
-        packets = np.unique(np.geomspace(max(1.0, np.ceil(least)), max(1.0, np.ceil(most)), _POINTS).round())
-        full = np.floor((packets * cost.step_bits - size.fixed_bits) / size.entry_bits)
+        ends = size.bits(torch.tensor([low, high], dtype=torch.float64)) / cost.step_bits
+        least, most = ends.ceil().clamp(min=1.0).tolist()
+        packets = np.unique(np.geomspace(least, most, _POINTS).round())
+        full = size.most(torch.from_numpy(packets * cost.step_bits)).numpy()
         counts = np.concatenate([counts, full[(full >= low) & (full <= high)]])
     return np.unique(counts)

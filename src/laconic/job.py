@@ -105,7 +105,7 @@ class Job:
                 value.copy_(carried)
         return replace(mean, values=values)
 
-    def commit(self, memory: Memory, *, step: int, rank: int, masking: bool, decay: float = 1.0) -> None:
+    def commit(self, memory: Memory, *, step: int, rank: int, masking: bool, decay: float = 1.0) -> None:  # noqa: ARG002
         """Write what was not sent, times ``decay``, the velocity and the step of the last sending to memory."""
         if self._unheard() and not bool(self.finite):
             # It is as if no gradient had come.
@@ -122,29 +122,26 @@ class Job:
         self.stored = True
         if self.velocity is not None:
             if masking:
-                self.velocity[self.chosen(rank)] = 0
+                self.velocity[self.chosen()] = 0
             memory.write("velocity", place, self.velocity)
         sent_at = memory.get("sent_at")
         if sent_at is not None:
             ages = memory.read("sent_at", self.segments)
-            ages[self.chosen(rank)] = step + 1
+            ages[self.chosen()] = step + 1
             for segment in self._whole():
                 ages[segment.offset : segment.offset + segment.size] = step + 1
             memory.write("sent_at", self.segments, ages)
 
-    def chosen(self, rank: int) -> Tensor:
+    def chosen(self) -> Tensor:
         """The positions in x that this rank sent, but for parameters that every rank sends whole."""
         assert self.mean is not None
-        own, rooms = self.mean.own, self.mean.rooms
+        own = self.mean.own
         if self._unheard():
             return torch.empty(0, dtype=torch.int64, device=self.x.device)
         if own is None or self._drawn():
             return torch.nonzero(dense(self.mean.values, self.x)).flatten()
-        place = rank if self.mean.senders is None else self.mean.senders.index(rank)
-        taken = [min(counts[place], rooms[name]) for name, counts in self.mean.counts.items()]
-        count = sum(taken) if self.mean.counts else own.positions.numel()
         # A zero that was chosen for want of anything else (a parameter that is held) was not sent.
-        return own.positions[:count][own.values[:count] != 0]
+        return own.positions[own.values != 0]
 
     def _unheard(self) -> bool:
         """Whether this rank was no sender: others do not know if what it has is finite."""
@@ -200,3 +197,58 @@ class Job:
         """Show every caller, on every rank alike, that this step has no gradient."""
         for part in self.parts:
             part.grad.fill_(torch.nan)
+
+
+@dataclass
+class Jobs:
+    """The jobs of a step: one a bucket, or one for the ``whole`` model. Vectors have ``dtype``.
+
+    With ``sends_all`` nothing is owed, and x may be the gradient itself whatever its dtype.
+    """
+
+    model: Segments
+    memory: Memory
+    dtype: torch.dtype
+    whole: bool
+    sends_all: bool
+    items: list[Job] = field(default_factory=list)
+
+    def take(self, grad: Tensor, segments: Segments, notes: Tensor | None) -> tuple[Job, Part]:
+        """Take a bucket over; return the job that it belongs to, and its part in it."""
+        job = self.whole_job() if self.whole else self._bucket(grad, segments)
+        job.notes = notes if job.notes is None else job.notes
+        return job, job.add(grad, segments, self.model.among(segments.names) if self.whole else segments)
+
+    def whole_job(self) -> Job:
+        """Return the one job of the whole model."""
+        if not self.items:
+            x = self.memory.spare("x", self.model.numel, dtype=self.dtype)
+            self.items.append(Job(x, self.model))
+        return self.items[0]
+
+    def to_start(self) -> list[Job]:
+        """Return the jobs of a step that waited for all of its buckets; the whole model's also where none came."""
+        return [self.whole_job()] if self.whole else self.items
+
+    @property
+    def back(self) -> bool:
+        """Whether every exchange has returned a mean."""
+        return all(job.mean is not None for job in self.items)
+
+    @property
+    def means(self) -> list[Mean]:
+        """What came back."""
+        return [job.mean for job in self.items if job.mean is not None]
+
+    def end(self) -> None:
+        """Give the gradients back to those who wait for them; the next step has jobs of its own."""
+        parts, self.items = [part for job in self.items for part in job.parts], []
+        for part in parts:
+            part.future.set_result(part.grad)
+
+    def _bucket(self, grad: Tensor, segments: Segments) -> Job:
+        # In place where it can be: what is owed replaces the gradient, and in the end the mean replaces that.
+        same = self.sends_all or grad.dtype == self.dtype
+        x = grad if same else self.memory.spare("x", grad.numel(), dtype=self.dtype)
+        self.items.append(Job(x, segments))
+        return self.items[-1]

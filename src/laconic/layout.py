@@ -20,6 +20,20 @@ def dimension_order(p: Tensor) -> tuple[int, ...]:
     return tuple(order)
 
 
+def rows_of(p: Tensor) -> int:
+    """Return how many rows p has where its entries are seen as a matrix: its slowest dimension of more than one.
+
+    A vector has one row.
+
+    >>> import torch
+    >>> rows_of(torch.empty(6, 3, 5, 5)), rows_of(torch.empty(3, 6).t()), rows_of(torch.empty(1, 4, 2))
+    (6, 3, 4)
+    """
+    if p.dim() < 2:
+        return 1
+    return next((p.shape[d] for d in dimension_order(p) if p.shape[d] != 1), 1)
+
+
 def flatten(values: Tensor, p: Tensor) -> Tensor:
     """Lay p-shaped values out flat, in p's order."""
     return values.permute(dimension_order(p)).reshape(-1)

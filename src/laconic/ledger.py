@@ -59,7 +59,8 @@ def observed(
         alarmed=any(mean.alarmed for mean in means),
         spectrum=Spectrum.total(told) if told else None,
         fixed_bytes=sum(mean.fixed_bytes for mean in means),
-        entry_bytes=max((mean.entry_bytes for mean in means), default=0),
+        message_bytes=sum(mean.message_bytes for mean in means),
+        value_bits=max((mean.value_bits for mean in means), default=0),
         room=sum(sum(mean.rooms.values()) for mean in means),
         ranks=ranks,
         world_size=world_size,
@@ -128,8 +129,8 @@ class Ledger:
             self.thresholds[to] = mean.own.thresholds.expand(len(to))
         for name, counts in mean.counts.items():
             size = self._model[name].size if name in self._row else self._model.numel
-            # With a position each, half the entries cost what sending all of them does.
-            self.rooms[name] = min(next_room(counts), -(-size // 2))
+            # Positions take at most a bit for each entry there is, so that the room may well be everything.
+            self.rooms[name] = min(next_room(counts), size)
         self._share(entered.segments, mean, world_size)
 
     def _share(self, segments: Segments, mean: Mean, world_size: int) -> None:

@@ -46,7 +46,7 @@ def note(state: TunerState, seen: Observation) -> TunerState:
     """
     state = dict(state)
     size, pace = state.get("link.sent", 0.0), seen.pace
-    state["link.sent"] = float(seen.fixed_bytes + seen.entry_bytes * seen.room)
+    state["link.sent"] = float(seen.message_bytes)
     if size and not isnan(pace.waited + pace.rest):
         state = _fit(_remember(state, size, pace))
     return state

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from laconic.arguments import check_choice, check_share
 from laconic.clipping import LocalClip
 from laconic.compressors import Dense, StdThreshold
-from laconic.exchanges import ReduceMean
+from laconic.exchanges import LowRankMean, ShardedMean, SmallestMean, TwoLevel
 from laconic.guard import Guard
 from laconic.local import LocalSteps
 from laconic.tuners import Budget, Cat, Relief
@@ -67,6 +67,8 @@ class Method:
             _check_part("guard", self.guard, Guard, "Guard()")
         self._check_companions()
         self._check_threshold()
+        self._check_low_rank()
+        self._check_sharded()
         if self.local is not None:
             _check_part("local", self.local, LocalSteps, "LocalSteps(period=Every(steps=16))")
             self._check_local(self.local)
@@ -90,9 +92,14 @@ class Method:
             )
         if local.restart != 0 and self.memory == "none":
             raise ValueError(f"restart={local.restart} is a share of what is owed, and memory='none' owes nothing.")
-        if local.participants is not None and isinstance(self.exchange, ReduceMean):
+        if local.participants is not None and not self.exchange.tells:
             raise ValueError(
                 "where only some ranks send, the others cannot add up: use GatherMean() with participants."
+            )
+        if isinstance(self.exchange, TwoLevel):
+            raise ValueError(
+                f"{self.name} takes local steps, in which every rank walks by itself, and two_level makes one "
+                f"worker of a node's ranks. Use GatherMean() with local steps, or exchange in every step."
             )
         if (local.fragments > 1 or local.delay) and self.scope == "model":
             raise ValueError("fragments are exchanged by themselves: give the method scope='layer'.")
@@ -115,10 +122,11 @@ class Method:
             )
         if self.masking and self.momentum != "method":
             raise ValueError("masking is of the method's own velocity: set momentum='method', or masking=False.")
-        tells = not isinstance(self.exchange, ReduceMean)
+        tells = self.exchange.tells
         if not tells and (self.guard is not None or self.tuner.needs_loss or self.tuner.spectrum_of != "none"):
             raise ValueError(
-                "reduce_mean carries no alarm, no loss and no spectrum: leave guard=None, or use GatherMean()."
+                f"{self.exchange.name} carries no alarm, no loss and no spectrum: leave guard=None, or use "
+                f"GatherMean()."
             )
         weighs = self.tuner.inner if isinstance(self.tuner, Relief) else self.tuner
         if isinstance(weighs, Cat | Budget) and (not tells or not self.compressor.ranks_choose):
@@ -139,6 +147,30 @@ class Method:
                 "one threshold over all layers needs all of them: give the method scope='model' to wait for the "
                 "last bucket, or with std_of='gradient' the threshold running=0.9 to go bucket by bucket."
             )
+
+    def _check_low_rank(self) -> None:
+        exchange = self.exchange.inner if isinstance(self.exchange, TwoLevel) else self.exchange
+        if isinstance(exchange, LowRankMean) and self.scope != "layer":
+            raise ValueError("lowrank_mean sends matrices, and one vector of them all is none: scope='layer'.")
+        if isinstance(exchange, LowRankMean) and self.masking:
+            raise ValueError("masking is of single entries, of which lowrank_mean sends none: set masking=False.")
+
+    def _check_sharded(self) -> None:
+        exchange = self.exchange.inner if isinstance(self.exchange, TwoLevel) else self.exchange
+        if not isinstance(exchange, ShardedMean | SmallestMean):
+            return
+        if self.tuner.spectrum_of == "change":
+            raise ValueError(
+                f"{self.tuner.name} looks along what each rank sent, and {exchange.name} tells sums alone: use "
+                f"GatherMean(), or a gain that looks at magnitudes only."
+            )
+        if self.damping:
+            raise ValueError(
+                f"damping cuts what is sent, of which {exchange.name} gives part back: set damping=False, or use "
+                f"GatherMean()."
+            )
+        if self.local is not None and self.local.participants is not None:
+            raise ValueError(f"with {exchange.name} every rank sends: use GatherMean() with participants.")
 
 
 def _check_part(name: str, value: object, protocol: type, example: str) -> None:

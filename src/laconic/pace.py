@@ -49,9 +49,10 @@ class Stopwatch:
 
     @contextmanager
     def waiting(self, counters: Counters) -> Iterator[None]:
-        """Count the time within as spent on waiting; it ends a step."""
-        began = self.clock()
+        """Count the time within as spent on waiting, but for what is ``selecting``; it ends a step."""
+        began, before = self.clock(), counters.select_seconds
         yield
-        now = self.clock()
-        counters.wait_seconds += now - began
-        self.pace, self._ended = Pace(waited=now - began, rest=began - self._ended), now
+        now, selected = self.clock(), counters.select_seconds - before
+        waited = now - began - selected
+        counters.wait_seconds += waited
+        self.pace, self._ended = Pace(waited=waited, rest=began - self._ended + selected), now

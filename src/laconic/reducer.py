@@ -8,7 +8,7 @@ all of it was finite; a poisoned step is dropped whole, on every rank alike.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from math import nan
 from typing import Any
@@ -17,21 +17,20 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from laconic.collectives import Transport
+from laconic.collectives import Reply, Request, Traffic, Transport
 from laconic.compressors import Dense
-from laconic.damping import Damped
 from laconic.diagnosis import let_guard_look, summary
 from laconic.errors import LaconicError
 from laconic.intake import Intake
-from laconic.job import Job, Outcome
+from laconic.job import Job, Jobs, Outcome, Part
 from laconic.ledger import observed
 from laconic.method import Method
+from laconic.nodes import Nodes, Told, raising
 from laconic.pace import Stopwatch
 from laconic.segments import Segments
 from laconic.state import State
 from laconic.stats import Stats
-from laconic.theory import Watched
-from laconic.types import Compressor, Envelope, Mean, Momentum, Steps
+from laconic.types import Compressor, Envelope, Momentum, Steps
 
 
 class Reducer:
@@ -56,7 +55,7 @@ class Reducer:
         measure_every: int = 0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.method, self.transport = method, transport
+        self.method, self.transport, self._nodes = method, transport, Nodes.of(method, transport)
         self.outcome, self.loss = Outcome(skipped=False, notes=None), nan
         self._model, self._dtype, self._device = model, dtype, torch.device(device)
         self._fingerprint, self._watch, self._dtypes = fingerprint, Stopwatch(clock), dtypes or {}
@@ -67,10 +66,14 @@ class Reducer:
             method, model, dtype=dtype, device=self._device, rank=transport.rank, velocity=velocity,
             track_age=track_age, measure_every=measure_every,
         )  # fmt: skip
-        self._jobs: list[Job] = []
-        self._open, self._closed, self._mark, self._sending = False, False, (0, 0), transport.world_size
+        self._jobs = Jobs(model, self._state.memory, dtype, method.scope == "model", self._sends_all)
+        self._open = self._closed = False
         self._senders: tuple[int, ...] | None = None
-        self._intake = Intake.of(method, model, {}, {}, grad_scale=1.0, world_size=transport.world_size)
+        self._sending = self._nodes.count
+        # What the ranks of this node have told, and how many gradients wait for their mean.
+        self._told, self._averaging = Told(), 0
+        self._before = Traffic.of(transport)
+        self._intake = Intake.of(method, model, {}, {}, grad_scale=1.0, world_size=self._nodes.count)
 
     @property
     def step(self) -> int:
@@ -102,8 +105,8 @@ class Reducer:
             )
         self._open, self._closed = True, False
         self._state.memory.reclaim()
-        self._mark = (self.transport.wire_bytes, self.transport.collectives)
-        state, ranks = self._state, self.transport.world_size
+        self._before, self._told = Traffic.of(self.transport), Told()
+        state, ranks = self._state, self._nodes.count
         self._senders, self._sending = senders, ranks if senders is None else len(senders)
         self._intake = Intake.of(
             self.method, self._model, rates or {}, momenta or {}, grad_scale=grad_scale, world_size=ranks
@@ -116,10 +119,11 @@ class Reducer:
         if not self._open:
             raise LaconicError("begin was called outside a step. Call begin_step first.")
         with self._watch.selecting(self._state.counters):
-            job, place = self._job(grad, segments)
-            job.notes = notes if job.notes is None else job.notes
-            part = job.add(grad, segments, place)
-            if not self._waits:
+            first = not self._jobs.items
+            job, part = self._jobs.take(grad, segments, notes)
+            if self._nodes.size > 1:
+                self._ask_node(job, part, first=first)
+            elif not self._waits:
                 self._start([job])
         return part.future
 
@@ -127,11 +131,11 @@ class Reducer:
         """Close the step: wait for every exchange, then hand all gradients back, or skip on all ranks."""
         self._closed, counters = True, self._state.counters
         with self._watch.selecting(counters):
-            if self._waits:
-                self._start([self._whole_job()] if self.method.scope == "model" else self._jobs)
+            if self._waits and not self._averaging:
+                self._start(self._jobs.to_start())
         with self._watch.waiting(counters):
             self.transport.drain()
-            if self._open and all(job.mean is not None for job in self._jobs):
+            if self._open and self._jobs.back:
                 self._settle()
 
     @property
@@ -172,21 +176,28 @@ class Reducer:
         self._state.load_state_dict(state)
         self._watch = Stopwatch(self._watch.clock)
 
-    def _job(self, grad: Tensor, segments: Segments) -> tuple[Job, Segments]:
-        """Return the job that a bucket belongs to, and its place in it."""
-        if self.method.scope == "model":
-            return self._whole_job(), self._model.among(segments.names)
-        # In place where it can be: what is owed replaces the gradient, and in the end the mean replaces that.
-        same = self._sends_all or grad.dtype == self._dtype
-        x = grad if same else self._state.memory.spare("x", grad.numel(), dtype=self._dtype)
-        self._jobs.append(Job(x, segments))
-        return self._jobs[-1], segments
+    def _ask_node(self, job: Job, part: Part, *, first: bool) -> None:
+        """Start to average a gradient over the ranks of this node, who with the first one tell each other more."""
+        what = f"of {part.segments.label()} in step {self.step}, among the ranks of a node"
+        if first:
+            self.transport.start(self._hear_node(job), label=f"what is told {what}")
+        self._averaging += 1
+        self.transport.start(self._average(job, part), label=f"the mean {what}")
 
-    def _whole_job(self) -> Job:
-        if not self._jobs:
-            x = self._state.memory.spare("x", self._model.numel, dtype=self._dtype)
-            self._jobs.append(Job(x, self._model))
-        return self._jobs[0]
+    def _hear_node(self, job: Job) -> Generator[Request, Reply, None]:
+        scale, rates = self._intake.grad_scale, self._intake.digest
+        state = f"step {self.step}, rates {rates}, loss scale {scale:g}, fingerprint {self._fingerprint}"
+        self._told = yield from self._nodes.tell(state, self.loss, job.notes, self._device)
+        self.loss, job.notes = self._told.loss, self._told.notes
+
+    def _average(self, job: Job, part: Part) -> Generator[Request, Reply, None]:
+        yield from self._nodes.average_(part.grad)
+        self._averaging -= 1
+        if self._waits and (self._averaging or not self._closed):
+            return
+        # Others are under way: these are issued behind them, in the same order on all ranks.
+        with self._watch.selecting(self._state.counters):
+            self._start(self._jobs.to_start() if self._waits else [job])
 
     def _start(self, jobs: list[Job]) -> None:
         """Turn the fresh gradients of these jobs into what is owed, and start their exchanges."""
@@ -202,66 +213,51 @@ class Reducer:
             self.transport.start(self._exchange(job), label=what)
 
     def _exchange(self, job: Job) -> Steps:
-        compressor, merged = self._state.setting, self.method.scope == "model"
-        segments = job.segments.merged() if merged else job.segments
+        merged = self.method.scope == "model"
+        segments, compressor = job.segments.merged() if merged else job.segments, self._state.compressor(job)
         envelope = self._envelope(job, segments, merged=merged)
-        if self.method.damping:
-            delays = self.step + 1 - self._state.memory.read("sent_at", job.segments)
-            compressor = Damped(compressor, delays)
         steps = self._rounded(job, segments, compressor, envelope)
-        if self._state.probe is None:
-            job.mean = yield from steps
-        else:
-            watched = Watched(
-                x=job.x,
-                owed=self._state.memory.read("owed", job.segments),
-                held=job.held_back(),
-                home=job.segments,
-            )
-            job.mean = yield from self._state.probe.watch(watched, segments, compressor, envelope, steps)
-        if self._closed and all(j.mean is not None for j in self._jobs):
+        job.mean = yield from self._state.measured(job, segments, compressor, envelope, steps)
+        if self._closed and self._jobs.back:
             self._settle()
         return job.mean
 
     def _envelope(self, job: Job, segments: Segments, *, merged: bool) -> Envelope:
-        fresh, rooms = None, self._state.ledger.rooms
-        if job.entered is not None:
-            reads = self._state.setting.reads_before and self.method.memory != "none"
-            before = self._state.memory.read("owed", job.segments) if reads else None
-            fresh = self._state.ledger.fresh(job.entered, before, merged=merged)
+        state, rooms = self._state, self._state.ledger.rooms
         return Envelope(
             step=self.step,
             world_size=self.transport.world_size,
             fingerprint=self._fingerprint,
-            rates=self._intake.digest,
+            # No digest is below 0: where ranks of this node are unlike, every other node is to notice.
+            rates=self._intake.digest if self._told.unlike is None else -1,
             finite=job.finite,
             notes=job.notes,
             rooms=rooms,
-            fresh=fresh,
+            fresh=state.fresh(job, merged=merged),
             loss=self.loss,
-            alarmed=self._state.alarm.raised,
+            alarmed=state.alarm.raised,
             pace=self._watch.pace,
-            spectrum=self._state.gauge.spectrum(job, segments, self._state.setting, step=self.step, rooms=rooms),
-            change=self._state.gauge.told,
+            spectrum=state.gauge.spectrum(job, segments, state.setting, step=self.step, rooms=rooms),
+            change=state.gauge.told,
             senders=self._senders,
             rank=self.transport.rank,
-            kept=self._state.kept,
+            kept=state.kept,
         )
 
     def _rounded(self, job: Job, segments: Segments, compressor: Compressor, envelope: Envelope) -> Steps:
-        mean = yield from self.method.exchange.steps(job.x, segments, compressor, envelope)
+        mean = yield from raising(self.method.exchange.steps(job.x, segments, compressor, envelope), self._told)
         if mean.finite and self.method.memory != "none":
             mean = job.round_(mean, self._intake.factors, self._dtypes)
         return mean
 
     def _settle(self) -> None:
         """Every rank has heard every rank: commit the step, or drop it."""
-        means = [job.mean for job in self._jobs if job.mean is not None]
+        jobs, means = self._jobs.items, self._jobs.means
         finite = all(mean.finite for mean in means)
         # A dense gradient never left the caller's units.
         factors = {} if self._sends_all else self._intake.factors
-        self._state.gauge.look(self._jobs if finite else [], rank=self.transport.rank)
-        for job in self._jobs:
+        self._state.gauge.look(jobs if finite else [], rank=self._nodes.own)
+        for job in jobs:
             if finite:
                 self._commit(job)
                 job.hand_back(factors)
@@ -269,34 +265,35 @@ class Reducer:
                 job.poison()
         if self._state.probe is not None:
             self._state.probe.settle(self.step, finite=finite)
-        self._count(means, finite=finite)
+        self._count(finite=finite)
         self.outcome = Outcome(skipped=not finite, notes=means[0].notes if means else None)
-        parts = [part for job in self._jobs for part in job.parts]
-        self._state.step, self._open, self._jobs, self.loss = self.step + 1, False, [], nan
-        for part in parts:
-            part.future.set_result(part.grad)
+        self._state.step, self._open, self.loss = self.step + 1, False, nan
+        self._jobs.end()
         # Last: it may warn, and where warnings are errors the step is whole all the same.
         self._state.alarm.hear(self._state.ledger.seen)
 
     def _commit(self, job: Job) -> None:
         if self.method.memory != "none":
-            rank, method = self.transport.rank, self.method
+            rank, method = self._nodes.own, self.method
             job.commit(self._state.memory, step=self.step, rank=rank, masking=method.masking, decay=method.decay)
         assert job.mean is not None
         self._state.kept |= job.mean.kept
         if job.entered is not None:
             self._state.ledger.commit(job.entered, job.mean, world_size=self._sending)
 
-    def _count(self, means: list[Mean], *, finite: bool) -> None:
+    def _count(self, *, finite: bool) -> None:
         """Add the step up, and let the guard look."""
-        counters = self._state.counters
+        counters, jobs = self._state.counters, self._jobs.items
         counters.skipped_steps += not finite
-        counters.dense_bytes += sum(job.dense_bytes(self._dtypes) for job in self._jobs)
-        counters.wire_bytes += self.transport.wire_bytes - self._mark[0]
-        counters.collectives += self.transport.collectives - self._mark[1]
+        counters.dense_bytes += sum(job.dense_bytes(self._dtypes) for job in jobs)
+        grown = Traffic.of(self.transport) - self._before
+        counters.wire_bytes += grown.wire_bytes
+        counters.link_bytes += grown.link_bytes
+        counters.node_bytes += grown.node_bytes
+        counters.collectives += grown.collectives
         self._state.ledger.seen = observed(
-            means, step=self.step + 1, numel=sum(job.segments.numel for job in self._jobs), ranks=self._sending,
-            world_size=self.transport.world_size, skipped=not finite,
+            self._jobs.means, step=self.step + 1, numel=sum(job.segments.numel for job in jobs),
+            ranks=self._sending, world_size=self._nodes.count, skipped=not finite,
         )  # fmt: skip
         if finite:
             let_guard_look(self._state)

@@ -11,11 +11,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """One parameter's place in a flat tensor."""
+    """One parameter's place in a flat tensor; there it is a matrix of ``rows``, or a vector where that is 1."""
 
     name: str
     offset: int
     size: int
+    rows: int = 1
 
 
 @dataclass(frozen=True)
@@ -23,17 +24,17 @@ class Segments:
     """Where each parameter lies in a flat tensor, so that per-layer rules are one call.
 
     >>> Segments.of(["weight", "bias"], [6, 2])["bias"]
-    Segment(name='bias', offset=6, size=2)
+    Segment(name='bias', offset=6, size=2, rows=1)
     """
 
     items: tuple[Segment, ...]
 
     @staticmethod
-    def of(names: Sequence[str], sizes: Sequence[int]) -> Segments:
-        """Lay the named sizes out one behind the other."""
+    def of(names: Sequence[str], sizes: Sequence[int], rows: Sequence[int] | None = None) -> Segments:
+        """Lay the named sizes out one behind the other; without ``rows`` all are vectors."""
         items, offset = [], 0
-        for name, size in zip(names, sizes, strict=True):
-            items.append(Segment(name=name, offset=offset, size=size))
+        for name, size, row in zip(names, sizes, rows or [1] * len(names), strict=True):
+            items.append(Segment(name=name, offset=offset, size=size, rows=row))
             offset += size
         return Segments(tuple(items))
 

@@ -12,18 +12,22 @@ from torch import Tensor
 
 from laconic.arguments import check_whole
 from laconic.compressors import Dense, StdThreshold
+from laconic.damping import Damped
+from laconic.exchanges import ShardedMean, SmallestMean, TwoLevel
 from laconic.gauge import Gauge
 from laconic.guard import Alarm
+from laconic.job import Job
 from laconic.ledger import Ledger
 from laconic.memory import Memory
 from laconic.method import Method
 from laconic.pace import UNKNOWN_PACE, Pace
 from laconic.segments import Segments
+from laconic.shards import CUTS
 from laconic.spectrum import Spectrum
 from laconic.stats import Counters
-from laconic.theory import Probe
+from laconic.theory import Probe, Watched
 from laconic.tuners import Constant
-from laconic.types import Compressor, Observation, TunerState
+from laconic.types import Compressor, Envelope, Fresh, Observation, Steps, TunerState
 
 STATE_VERSION = 4
 _KEYS = {"method", "step", "tuner", "setting", "seen", "ledger", "alarm", "gauge", "counters", "theory"}
@@ -91,15 +95,42 @@ class State:
 
     @property
     def step_shapes_messages(self) -> bool:
-        """Whether the size or number of messages depends on the step: a tuner, counts or a probe are at work."""
-        tuned = not isinstance(self.method.tuner, Constant)
-        return self.probe is not None or tuned or self.method.compressor.counts_vary
+        """Whether the size or number of messages depends on the step: by a tuner, counts, ranges or a probe."""
+        tuned, exchange = not isinstance(self.method.tuner, Constant), self.method.exchange
+        within = exchange.inner if isinstance(exchange, TwoLevel) else exchange
+        cut = isinstance(within, ShardedMean | SmallestMean)
+        return self.probe is not None or tuned or cut or self.method.compressor.counts_vary
+
+    def compressor(self, job: Job) -> Compressor:
+        """Return what chooses from a job's vector in this step."""
+        if not self.method.damping:
+            return self.setting
+        return Damped(self.setting, self.step + 1 - self.memory.read("sent_at", job.segments))
+
+    def fresh(self, job: Job, *, merged: bool) -> Fresh | None:
+        """Return what a compressor may know of the gradients that entered a job; None where none was looked at."""
+        if job.entered is None:
+            return None
+        reads = self.setting.reads_before and self.method.memory != "none"
+        before = self.memory.read("owed", job.segments) if reads else None
+        return self.ledger.fresh(job.entered, before, merged=merged)
+
+    def measured(
+        self, job: Job, segments: Segments, compressor: Compressor, envelope: Envelope, steps: Steps
+    ) -> Steps:
+        """Run an exchange, with measurements around it if they were asked for."""
+        if self.probe is None:
+            return (yield from steps)
+        owed = self.memory.read("owed", job.segments)
+        watched = Watched(x=job.x, owed=owed, held=job.held_back(), home=job.segments)
+        return (yield from self.probe.watch(watched, segments, compressor, envelope, steps))
 
     def agreement(self) -> str:
         """Name what shapes the next messages: equal on all ranks that are where this one is."""
         # To nine digits: hosts may round unlike in the last.
         tuner = {key: f"{value:.9g}" for key, value in self.tuner.items()}
-        shaping = zlib.crc32(repr((sorted(self.ledger.rooms.items()), tuner)).encode())
+        cuts = sorted((name, kept.tolist()) for name, kept in self.kept.items() if name.startswith(CUTS))
+        shaping = zlib.crc32(repr((sorted(self.ledger.rooms.items()), tuner, cuts)).encode())
         return f"{self.method.name} at step {self.step} in state {shaping:08x}"
 
     def state_dict(self) -> dict[str, Any]:

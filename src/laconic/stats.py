@@ -75,6 +75,8 @@ class Counters:
 
     skipped_steps: int = 0
     wire_bytes: int = 0
+    link_bytes: int = 0
+    node_bytes: int = 0
     dense_bytes: int = 0
     collectives: int = 0
     select_seconds: float = 0.0
@@ -93,6 +95,11 @@ class Stats:
     what selects (Numba, Triton or plain torch), ``compile_seconds`` were spent by ``attach`` to compile it or to
     find it on disk. ``layers`` has one entry a parameter, ``tuning`` is there for methods that
     weigh what they send.
+
+    ``link_bytes`` were sent to other ranks for ``wire_bytes``, a gathered message N - 1 times, say: what this
+    rank's interface sent, but for what packets add. They are counted as gloo sends; NCCL's algorithms may differ.
+    Of parts dealt out to ranks ``wire_bytes`` have this rank's own, too, which goes nowhere. ``node_bytes`` were
+    handed to collectives within a node, and are in neither.
 
     ``syncs`` counts exchanges: one a step, or with local steps one a round of ``every`` steps. For those,
     ``drift`` is how far this rank's model was from the mean of all at the last sync and ``drift_bound`` how far it
@@ -117,6 +124,8 @@ class Stats:
     drift_bound: float = 0.0
     look_bytes: int = 0
     setup_bytes: int = 0
+    link_bytes: int = 0
+    node_bytes: int = 0
     kernels: str = ""
     compile_seconds: float = 0.0
     history: tuple[Measurement, ...] = field(default=(), repr=False)

@@ -21,10 +21,9 @@ class Plan:
 
     ``known`` indexes the entries that every rank sends, whose positions therefore need not travel: all of
     them (dense), small parameters, a seeded random choice; ``known_sizes`` are those of the parameters they come
-    from, one behind the other. Of each segment in ``choosing`` a rank chooses
-    entries of its own, at most its ``rooms``. The byte size of the message follows, so no sizes are ever
-    exchanged. Where a plan is ``counted`` the number chosen varies: messages then say for each choosing
-    segment how many entries qualified, and the rooms of the next step follow from what all ranks said.
+    from, one behind the other. Of each segment in ``choosing`` a rank chooses entries of its own, at most its
+    ``rooms``. The byte size of the message follows, so no sizes are ever exchanged. Where a plan is ``counted`` the
+    number chosen varies: messages then say for each segment how many entries qualified, and the next rooms follow.
     """
 
     known: Tensor | slice
@@ -96,8 +95,7 @@ class Envelope:
     ``rooms`` are the agreed rooms by segment name, ``fresh`` what is known of the segments. ``loss`` is this
     rank's (NaN: not told), ``alarmed`` says that what it owes has run away, ``pace`` how long its step before took.
     ``spectrum`` and ``change`` are what its gauge tells. ``senders`` are the ranks that send (None: every
-    rank), ``rank`` is this one; a rank that does not send hears all the same. ``kept`` is what the exchange asked
-    to have again (``Mean.kept``), of any step before.
+    rank), ``rank`` is this one; a rank that does not send hears all the same. ``kept``: ``Mean.kept`` of any step.
     """
 
     step: int
@@ -135,11 +133,11 @@ class Mean:
     """What an exchange returns: the mean over ranks, what all ranks now agree on, and what this rank sent.
 
     ``values`` is a vector, or what was ``Gathered``: adding that up touches only entries that were sent.
-    ``counts`` has for each segment that was chosen from the number of entries that qualified, rank by rank;
-    ``qualified`` is their sum, out of ``choosable``. With ``senders`` these are the ranks that count, and ``own``
-    is None on the others. ``kept`` is what the exchange wants to have again in a later step, by names of its own,
-    the same on every rank. A message had ``fixed_bytes`` and ``entry_bytes`` for each entry there was room for;
-    ``pace`` is the group's in the step before, ``change`` how much of what was sent then is used up (NaN: unknown).
+    ``counts`` has for each segment that was chosen from a number a rank, and together they are what qualified;
+    ``qualified`` is the sum of all, out of ``choosable``. With ``senders`` these are the ranks that count, and
+    ``own``, what of this rank's is in the mean, is None on the others. Of ``message_bytes`` ``fixed_bytes`` were
+    not for chosen entries; beside positions one had ``value_bits``. ``pace`` is the group's in the step before,
+    ``change`` how much of what was sent then is used up (NaN: unknown), ``kept`` what the exchange wants again.
     """
 
     values: Tensor | Gathered
@@ -156,8 +154,9 @@ class Mean:
     pace: Pace = UNKNOWN_PACE
     spectrum: Spectrum | None = None
     change: float = nan
+    message_bytes: int = 0
     fixed_bytes: int = 0
-    entry_bytes: int = 0
+    value_bits: int = 0
     own: Payload | None = None
     senders: tuple[int, ...] | None = None
     kept: Mapping[str, Tensor] = field(default_factory=dict)
@@ -225,6 +224,10 @@ class Exchange(Protocol):
     def lossless(self) -> bool:
         """Whether what the compressor takes arrives as it is, so that a dense gradient leaves nothing owed."""
 
+    @property
+    def tells(self) -> bool:
+        """Whether every rank hears every rank: its loss, alarm and spectrum, and only some ranks may send."""
+
     def steps(self, x: Tensor, segments: Segments, compressor: Compressor, envelope: Envelope) -> Steps:
         """Reduce x to the mean of what all ranks sent; leave in x what this rank did not send."""
 
@@ -247,9 +250,9 @@ class Observation:
     ``qualified`` of ``choosable`` entries would have been sent had there been room, leaving out what every
     rank sends anyway. ``loss`` is the mean over the ranks that told ``link.observe`` one (NaN: none did);
     ``alarmed`` says that on some rank what is owed has run away. ``spectrum`` is the mean over ranks of how large
-    entries were (for tuners that need it). A rank's messages had ``fixed_bytes`` and ``entry_bytes`` for each entry
-    there was room for, ``room`` of them; ``ranks`` of ``world_size`` sent. ``pace`` is that of one step earlier: it
-    is known when the step is over; so is ``change``, by which share the fresh gradient fell along what was sent.
+    entries were (for tuners that need it). Of a rank's ``message_bytes`` ``fixed_bytes`` were not for chosen
+    entries; there was ``room`` for so many of these, a value having ``value_bits``. ``ranks`` of ``world_size``
+    sent. ``pace`` is of one step earlier; ``change``: by which share the fresh gradient fell along what was sent.
     """
 
     step: int
@@ -262,8 +265,9 @@ class Observation:
     loss: float = nan
     alarmed: bool = False
     spectrum: Spectrum | None = None
+    message_bytes: int = 0
     fixed_bytes: int = 0
-    entry_bytes: int = 0
+    value_bits: int = 0
     room: int = 0
     ranks: int = 1
     world_size: int = 1

@@ -10,34 +10,29 @@ from dataclasses import replace
 from typing import Any
 
 import laconic
+from laconic import codecs
+from laconic.coding import Codec
 from laconic.compressors import (
     AdaComp,
-    Binned,
     ChunkTopK,
     Dense,
     GaussianK,
     RandomK,
     SampledTopK,
     Sidco,
-    SignTopK,
     StdThreshold,
     Stochastic,
     Strom,
     TopK,
 )
 from laconic.costs import Affine, Bits, Packets, Seconds
-from laconic.exchanges import GatherMean, ReduceMean
+from laconic.exchanges import GatherMean, LowRankMean, ReduceMean, ShardedMean, SmallestMean, TwoLevel
 from laconic.method import Method
 from laconic.tuners import Budget, Cat, Constant, Progress, Relief, Stages, TargetDensity, Warmup
 from laconic.types import Compressor, Exchange, Sparsifier, Tuner
 
 COMPRESSORS: dict[type, list[Compressor]] = {
     AdaComp: [AdaComp(bin_size=1, whole_below=0), AdaComp(bin_size=4, whole_below=4), AdaComp()],
-    Binned: [
-        Binned(inner=TopK(density=0.4, whole_below=0)),
-        Binned(inner=ChunkTopK(k=2, chunk=4, whole_below=4), bits=1),
-        Binned(inner=GaussianK(density=0.4, whole_below=0), bits=3),
-    ],
     ChunkTopK: [
         ChunkTopK(k=1, chunk=4, whole_below=0),
         ChunkTopK(k=3, chunk=8, whole_below=4),
@@ -61,11 +56,6 @@ COMPRESSORS: dict[type, list[Compressor]] = {
         Sidco(density=0.3, stages=2, whole_below=4),
         Sidco(density=0.01, stages=4, fit="pareto", whole_below=0),
         Sidco(density=1.0, whole_below=0),
-    ],
-    SignTopK: [
-        SignTopK(density=0.001, whole_below=0),
-        SignTopK(density=0.4, whole_below=4),
-        SignTopK(density=1.0, whole_below=0),
     ],
     StdThreshold: [
         StdThreshold(c=15.0, whole_below=0),
@@ -92,9 +82,28 @@ COMPRESSORS: dict[type, list[Compressor]] = {
     ],
 }
 
+CODECS: dict[type, list[Codec]] = {
+    codecs.BFloat16: [codecs.BFloat16()],
+    codecs.Binned: [codecs.Binned(), *(codecs.Binned(bits=bits) for bits in (1, 4, 8))],
+    codecs.Exact: [codecs.Exact()],
+    codecs.Linear: [
+        *(codecs.Linear(bits=bits) for bits in (2, 4, 8)),
+        *(codecs.Linear(bits=bits, rounding="stochastic", seed=bits) for bits in (2, 4, 8)),
+    ],
+    codecs.OneBit: [codecs.OneBit()],
+    codecs.Qsgd: [codecs.Qsgd(), codecs.Qsgd(levels=1), codecs.Qsgd(levels=5, seed=3), codecs.Qsgd(levels=127)],
+    codecs.SignMean: [codecs.SignMean()],
+    codecs.TernGrad: [codecs.TernGrad(), codecs.TernGrad(clip=1.0, seed=3)],
+}
+
 EXCHANGES: dict[type, list[Exchange]] = {
     GatherMean: [GatherMean()],
+    LowRankMean: [LowRankMean(), LowRankMean(rank=1, seed=3, least_ratio=1.0)],
     ReduceMean: [ReduceMean()],
+    ShardedMean: [ShardedMean(), ShardedMean(values=codecs.Linear(bits=4))],
+    SmallestMean: [SmallestMean()],
+    # Ranks of a node come with equal vectors: tests/lockstep/test_two_level.py has the exam of larger nodes.
+    TwoLevel: [TwoLevel(inner=ReduceMean(), node_size=1)],
 }
 
 TUNERS: dict[type, list[Tuner]] = {
@@ -146,12 +155,21 @@ RECIPES: dict[str, list[Method]] = {
         laconic.diloco(4, fragments=2, delay=1, mix=0.25),
         laconic.diloco(2, send=laconic.sdagc(1.5, whole_below=0)),
     ],
+    "ef_sign": [laconic.ef_sign(), laconic.ef_sign(memory="gradient")],
     "episode": [laconic.episode(2, clip=0.5), laconic.episode(2, send=laconic.topk(0.3, whole_below=0))],
     "episode_pp": [laconic.episode_pp(2, clip=0.5), laconic.episode_pp(2, participants=2, clip=0.5)],
     "gaussiank": [laconic.gaussiank(0.3, whole_below=0), laconic.gaussiank(0.3, memory="update", whole_below=4)],
     "local_sgd": [laconic.local_sgd(2), laconic.local_sgd(2, send=laconic.randomk(0.3))],
+    "one_bit": [laconic.one_bit(), laconic.one_bit(memory="none")],
     "parallel_clip": [laconic.parallel_clip(0.5)],
     "post_local": [laconic.post_local(2, start=3, clip=0.5)],
+    # Of the small matrices of the exams few directions are half of all, or less, only so.
+    "powersgd": [
+        laconic.powersgd(1, least_ratio=1.0),
+        laconic.powersgd(1, memory="update", seed=3, least_ratio=1.0),
+        laconic.powersgd(1, memory="none", least_ratio=1.0),
+    ],
+    "qsgd": [laconic.qsgd(), laconic.qsgd(1, seed=3)],
     "randomk": [laconic.randomk(0.3), laconic.randomk(0.3, memory="update"), laconic.randomk(0.1, warmup_steps=4)],
     "sdagc": [
         laconic.sdagc(1.5, whole_below=0),
@@ -166,15 +184,17 @@ RECIPES: dict[str, list[Method]] = {
     "sidco": [laconic.sidco(0.3, whole_below=0), laconic.sidco(0.1, memory="update", whole_below=4)],
     # With small parameters selected from too.
     "sparseloco": [
-        replace(laconic.sparseloco(2, bits=None, decay=1.0), compressor=ChunkTopK(k=1, chunk=4, whole_below=0)),
         replace(
-            laconic.sparseloco(2, over="senders"), compressor=Binned(inner=ChunkTopK(k=2, chunk=4, whole_below=4))
+            laconic.sparseloco(2, values="exact", decay=1.0), compressor=ChunkTopK(k=1, chunk=4, whole_below=0)
         ),
+        replace(laconic.sparseloco(2, over="senders"), compressor=ChunkTopK(k=2, chunk=4, whole_below=4)),
     ],
     "spartan": [replace(laconic.spartan(2, clip=0.5), compressor=TopK(density=0.3, whole_below=0))],
     "strom": [laconic.strom(0.05, whole_below=0), laconic.strom(0.1, memory="gradient", whole_below=4)],
+    "terngrad": [laconic.terngrad(), laconic.terngrad(1.0, seed=3)],
     "topk": [
         laconic.topk(0.3, whole_below=4),
+        laconic.topk(0.3, values="int4", whole_below=4),
         laconic.topk(0.3, memory="update", whole_below=0),
         laconic.topk(0.3, memory="none", whole_below=0),
         laconic.topk(0.3, scope="model", whole_below=0),
@@ -186,18 +206,22 @@ RECIPES: dict[str, list[Method]] = {
 
 def selects(compressor: Compressor) -> bool:
     """Whether values are sent as they are; the others change them, and what that changes stays owed."""
-    return not isinstance(compressor, AdaComp | Binned | SignTopK | Stochastic | Strom)
+    return not isinstance(compressor, AdaComp | Stochastic | Strom)
 
 
 def everything(compressor: Compressor) -> Compressor | None:
-    """The same compressor where it sends all; None for bins, signs and fixed thresholds, which have none."""
-    if isinstance(compressor, Sparsifier) and not isinstance(compressor, SignTopK):
+    """The same compressor where it sends all; None for fixed thresholds, which have none."""
+    if isinstance(compressor, Sparsifier):
         return compressor.at_density(1.0)
     return compressor if isinstance(compressor, Dense) else None
 
 
 def compressors() -> list[Compressor]:
     return [instance for instances in COMPRESSORS.values() for instance in instances]
+
+
+def every_codec() -> list[Codec]:
+    return [instance for instances in CODECS.values() for instance in instances]
 
 
 def exchanges() -> list[Exchange]:

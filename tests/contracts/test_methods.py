@@ -50,7 +50,7 @@ def test_every_setting_has_a_default_and_is_found_by_name(name):
     assert by_name(name, **defaults) == METHODS[name]()
 
 
-# What makes a method send everything; fixed thresholds and bins have no such setting.
+# What makes a method send everything; fixed thresholds, bins and few bits a value have no such setting.
 SENDS_ALL: dict[str, dict[str, Any]] = {
     "cat": {"cost": "bits", "start": 1.0, "floor": 1.0, "ceiling": 1.0, "whole_below": 0},
     "celgc": {},
@@ -63,10 +63,11 @@ SENDS_ALL: dict[str, dict[str, Any]] = {
     "local_sgd": {},
     "parallel_clip": {},
     "post_local": {},
+    "powersgd": {"rank": 1000},
     "randomk": {"density": 1.0},
     "sdagc": {"c": 0, "whole_below": 0},
     "sidco": {"density": 1.0, "whole_below": 0},
-    "sparseloco": {"k": 4096, "bits": None},
+    "sparseloco": {"k": 4096, "values": "exact"},
     "spartan": {"density": 1.0},
     "topk": {"density": 1.0, "whole_below": 0},
     "topk_sgd": {"density": 1.0},
@@ -74,7 +75,7 @@ SENDS_ALL: dict[str, dict[str, Any]] = {
 
 
 def test_every_method_that_has_a_parent_is_held_against_it():
-    assert set(METHODS) - set(SENDS_ALL) == {"adacomp", "strom"}
+    assert set(METHODS) - set(SENDS_ALL) == {"adacomp", "ef_sign", "one_bit", "qsgd", "strom", "terngrad"}
 
 
 @pytest.mark.parametrize("name", SENDS_ALL)

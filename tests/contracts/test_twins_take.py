@@ -169,10 +169,12 @@ def test_many_segments_each_give_their_own(twin):
 @pytest.mark.parametrize("one", [False, True])
 @pytest.mark.parametrize("level", LEVELS, ids=str)
 def test_a_threshold_of_any_kind_takes_what_the_definition_takes(twin, level, one):
-    layout = segments_of([5, 0, 1, 70, 40])
+    # Interpreted, an entry that is taken costs as much as a block.
+    layout, each = (segments_of([5, 1, 18]), 6) if twin.slow else (segments_of([5, 0, 1, 70, 40]), 29)
     for dtype in [FLOATS[(LEVELS.index(level) + one) % 4]] if twin.slow else FLOATS:
-        x = torch.cat([twin.draw(f, 29, 2, dtype) for f in ("infinite", "few", "zero", "denormal")])
-        _above(twin, x, layout, [level] * 5, [2, 1, 1, 90, 7], one=one, turn=1)
+        x = torch.cat([twin.draw(f, each, 2, dtype) for f in ("infinite", "few", "zero", "denormal")])
+        rooms = [2, 1, 20] if twin.slow else [2, 1, 1, 90, 7]
+        _above(twin, x, layout, [level] * len(layout), rooms, one=one, turn=1)
 
 
 @every_dtype

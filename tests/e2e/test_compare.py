@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from commands import laconic, laconic_here
+from commands import laconic_here
 from laconic.lab.folder import read_lines
 
 OPTIONS = ["--hidden", "16", "--length", "12", "--batch", "2", "--steps", "20", "--rate", "4", "--eval-every", "10"]
@@ -34,9 +34,8 @@ def test_methods_are_compared_on_equal_footing_and_a_second_call_makes_only_what
 
     kept = (out / "dense" / "result.json").read_bytes()
     (out / "topk" / "result.json").unlink()
-    again = laconic("compare", "--resume", out, "--json")
-    assert again.returncode == 0, again.stderr
-    told = json.loads(again.stdout)
+    laconic_here("compare", "--resume", out, "--json")
+    told = json.loads(capsys.readouterr().out)
     same = ("weights_sha256", "final", "best", "scores", "train_loss", "density")
     assert {key: told["methods"]["topk"][key] for key in same} == {key: topk[key] for key in same}
     assert (out / "dense" / "result.json").read_bytes() == kept

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 import laconic
-from laconic.compressors import Binned
 from laconic.method import Method
 from laconic.methods import METHODS
 from laconic.reducer import Reducer
@@ -30,7 +29,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "episode": {"every": 3, "clip": 1.0},
     "episode_pp": {"every": 3, "clip": 1.0, "participants": 2},
     "diloco": {"every": 3, "clip": 1.0},
-    "sparseloco": {"every": 3, "k": 2, "chunk": 4, "bits": 2, "clip": 1.0},
+    "sparseloco": {"every": 3, "k": 2, "chunk": 4, "clip": 1.0},
     "spartan": {"every": 3, "density": 0.25, "clip": 1.0},
 }
 LOCAL = [name for name, recipe in METHODS.items() if recipe().local is not None]
@@ -40,15 +39,9 @@ def small(name: str, **more: Any) -> Method:
     """A recipe that syncs, clips and selects within a few steps of a small model."""
     method = METHODS[name](**SMALL[name] | more)
     if name in ("sparseloco", "spartan"):
-        method = replace(method, compressor=_selects(method.compressor))
+        # Nothing is too small to select from.
+        method = replace(method, compressor=replace(method.compressor, whole_below=0))
     return method
-
-
-def _selects(compressor: Any) -> Any:
-    """The same without the size below which everything is sent."""
-    if isinstance(compressor, Binned):
-        return replace(compressor, inner=_selects(compressor.inner))
-    return replace(compressor, whole_below=0)
 
 
 class Point(nn.Module):

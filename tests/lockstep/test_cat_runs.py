@@ -15,10 +15,10 @@ import laconic
 from contracts.vectors import normal, same_bits
 from laconic import descent
 from laconic.costs import Affine, Seconds
-from laconic.descent import Size
 from laconic.method import Method
 from laconic.reducer import Reducer
 from laconic.segments import Segments
+from laconic.sizes import Size
 from laconic.transports.lockstep import Port
 from lockstep.locals import Point, Rank, draw, run, sgd
 from lockstep.world import World, gradients
@@ -157,10 +157,15 @@ class SimulatedLink:
     def waiting(self, size: float) -> float:
         return self.latency + self.per_byte * size
 
+    @property
+    def message(self) -> Size:
+        """How many bits the message of so many entries has."""
+        seen = self.world.reducers[0]._state.ledger.seen
+        return Size(fixed_bits=8 * seen.fixed_bytes, entry_bits=seen.value_bits, among=MODEL.numel)
+
     def size(self, count: float) -> float:
         """How many bytes the message of so many entries has."""
-        seen = self.world.reducers[0]._state.ledger.seen
-        return seen.fixed_bytes + seen.entry_bytes * count
+        return float(self.message.bits(torch.tensor(count, dtype=torch.float64))) / 8
 
     def steps(self, count: int, *, per_byte: float) -> float:
         """Take so many steps on such a link, always along the same gradient; return the amount they end with."""
@@ -185,9 +190,8 @@ def test_on_a_link_that_is_measured_the_amount_settles_where_gain_and_time_are_i
     link = SimulatedLink(MEASURED["alpha"])
     count = link.steps(20, per_byte=per_byte)
     gains = descent.alpha(GRADIENT)
-    size = Size(fixed_bits=8 * link.size(0), entry_bits=8 * (link.size(1) - link.size(0)))
     cost = Seconds(latency_seconds=REST + LATENCY, bits_per_second=8 / per_byte)
-    best = descent.choose(gains, size, cost, ceiling=MODEL.numel // 2)
+    best = descent.choose(gains, link.message, cost, ceiling=MODEL.numel // 2)
     ours = float(gains[round(count) - 1]) / (REST + link.waiting(link.size(count)))
     assert ours >= 0.9 * best.efficiency
 
@@ -206,9 +210,8 @@ def test_the_link_that_was_fitted_is_told():
     link = SimulatedLink(MEASURED["lag"])
     link.steps(8, per_byte=1e-5)
     told = link.world.reducers[1].stats().tuning
-    # To the padding of messages, which is counted always and sent every other time.
-    assert told.bits_per_second == pytest.approx(8e5, rel=0.02)
-    assert told.latency_seconds == pytest.approx(LATENCY, rel=0.05)
+    assert told.bits_per_second == pytest.approx(8e5, rel=1e-6)
+    assert told.latency_seconds == pytest.approx(LATENCY, rel=1e-6)
     assert told.unit == "seconds"
 
 

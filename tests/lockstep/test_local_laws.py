@@ -169,7 +169,7 @@ def test_the_outer_step_is_torchs_sgd_along_the_mean_drift(nesterov):
 def test_sparseloco_by_the_obvious_loop(over):
     """e <- beta e + D; send the largest of each chunk; e <- e - sent; x <- x - the mean."""
     beta, ranks = 0.5, 3
-    method = laconic.sparseloco(every=2, k=1, chunk=4, bits=None, decay=beta, rate=0.9, over=over)
+    method = laconic.sparseloco(every=2, k=1, chunk=4, values="exact", decay=beta, rate=0.9, over=over)
     # A vector as small as this would be sent whole.
     method = replace(method, compressor=replace(method.compressor, whole_below=0))
     ours = run(method, ranks, lambda r: drawn(r, range(12)), model=Point(8))

@@ -13,7 +13,7 @@ from laconic.segments import Segments
 from laconic.types import Momentum
 from lockstep.world import World
 
-INPUTS, CLASSES, RANKS, STEPS = 60, 10, 4, 200
+INPUTS, CLASSES, RANKS, STEPS = 60, 10, 2, 200
 MODEL = Segments.of(["weight", "bias"], [INPUTS * CLASSES, CLASSES])
 MOMENTUM = Momentum(factor=0.9)
 

@@ -11,6 +11,7 @@ import torch
 import laconic
 from contracts.registry import label, recipes
 from contracts.vectors import same_bits
+from covering import in_turn
 from laconic.exchanges import GatherMean
 from laconic.method import Method
 from lockstep.world import MODEL, World, gradients
@@ -66,18 +67,18 @@ def _check_skipped(world: World, means: list[torch.Tensor], before: list[dict], 
         assert reducer.stats().skipped_steps == times
 
 
-@every_method
-@pytest.mark.parametrize("name", ["w", "b", "s"])
-def test_all_ranks_skip_together_and_remember_nothing_of_it(method, name):
+@pytest.mark.parametrize(("method", "turn"), in_turn(METHODS, range(3), ids=label))
+def test_all_ranks_skip_together_and_remember_nothing_of_it(method, turn):
+    """Each rank, each kind of bad number and a parameter of each size, met in another way by the next method."""
     world = _world(method, 3)
     before = _remembered(world)
     for rank, bad in enumerate(KINDS):
+        name = ["w", "b", "s"][(rank + turn) % 3]
         means = world.step(_poisoned(3, 2 + rank, rank=rank, name=name, bad=bad), buckets=BUCKETS)
         _check_skipped(world, means, before, rank + 1)
 
 
-@every_method
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("method", "ranks"), in_turn(METHODS, [1, 2], ids=label))
 def test_the_next_step_is_a_step_like_any_other(method, ranks):
     world = _world(method, ranks)
     world.step(_poisoned(ranks, 2, rank=ranks - 1, name="w", bad=math.nan), buckets=BUCKETS)

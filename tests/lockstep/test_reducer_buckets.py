@@ -15,7 +15,9 @@ from contracts.vectors import dyadic, normal, same_bits
 from laconic.segments import Segments
 from lockstep.world import MODEL, World, gradients
 
-GATHERED = [m for m in recipes() if m.exchange.name == "gather_mean"]
+# Where values are rounded by chance, it falls by their place in a message.
+DRAWN = ("qsgd", "terngrad")
+GATHERED = [m for m in recipes() if m.exchange.name == "gather_mean" and m.name not in DRAWN]
 # One number over the whole model must not depend on the order in which its parts came.
 GATHERED += [
     laconic.sdagc(1.5, over="model", scope="model", running=0.0, whole_below=0),
@@ -30,9 +32,9 @@ REDUCED = [m for m in recipes() if m.exchange.name == "reduce_mean"]
 
 @st.composite
 def _dealt(draw: st.DrawFn) -> list[list[str]]:
-    """The parameters in any order, cut into any buckets."""
+    """The parameters in any order, cut into any buckets, two at least."""
     names = list(draw(st.permutations(MODEL.names)))
-    cuts = sorted(draw(st.sets(st.integers(1, len(names) - 1))))
+    cuts = sorted(draw(st.sets(st.integers(1, len(names) - 1), min_size=1)))
     return [names[a:b] for a, b in zip([0, *cuts], [*cuts, len(names)], strict=True)]
 
 
@@ -53,15 +55,15 @@ def _same_however_dealt(method, ranks, dealt, draw):
 
 
 @pytest.mark.parametrize("method", GATHERED, ids=label)
-@settings(max_examples=8)
-@given(dealt=st.lists(_dealt(), min_size=2, max_size=4), ranks=st.integers(1, 5))
+@settings(max_examples=4)
+@given(dealt=st.lists(_dealt(), min_size=2, max_size=4), ranks=st.sampled_from([3, 2, 5, 1]))
 def test_gathered_buckets_may_be_dealt_anew_in_every_step(method, dealt, ranks):
     _same_however_dealt(method, ranks, dealt, normal)
 
 
 @pytest.mark.parametrize("method", WEIGHED, ids=label)
-@settings(max_examples=8)
-@given(dealt=st.lists(_dealt(), min_size=2, max_size=4), ranks=st.integers(1, 5))
+@settings(max_examples=4)
+@given(dealt=st.lists(_dealt(), min_size=2, max_size=4), ranks=st.sampled_from([3, 2, 5, 1]))
 def test_however_buckets_are_dealt_ranks_agree_and_nothing_is_lost(method, dealt, ranks):
     world, given, handed = World(method, ranks), 0.0, 0.0
     for step, buckets in enumerate(dealt):
@@ -75,8 +77,8 @@ def test_however_buckets_are_dealt_ranks_agree_and_nothing_is_lost(method, dealt
 
 
 @pytest.mark.parametrize("method", REDUCED, ids=label)
-@settings(max_examples=8)
-@given(dealt=st.lists(_dealt(), min_size=2, max_size=4), ranks=st.sampled_from([1, 2, 4]))
+@settings(max_examples=4)
+@given(dealt=st.lists(_dealt(), min_size=2, max_size=4), ranks=st.sampled_from([2, 4, 1]))
 def test_reduced_buckets_may_be_dealt_anew_in_every_step(method, dealt, ranks):
     # A ring adds in an order that depends on an entry's place in its bucket: bits are compared of exact sums.
     _same_however_dealt(method, ranks, dealt, dyadic)

@@ -10,20 +10,17 @@ import torch
 import laconic
 from contracts.registry import label, recipes
 from contracts.vectors import dyadic, same_bits
+from covering import in_turn
 from laconic.method import Method
 from laconic.segments import Segments
 from lockstep.world import MODEL, World, gradients, top_of
 
 # Damping lets go of what it cuts off, as a lower learning rate does: it has an exam of its own. So has what fades.
 REMEMBERING = [m for m in recipes() if m.memory != "none" and not m.damping and m.decay == 1]
-# Clipping to a norm, mean magnitudes and most values of tau round; the others add, halve and compare.
-EXACT = [m for m in REMEMBERING if m.clip is None and m.compressor.name not in ("adacomp", "sign_topk", "strom")]
+# Clipping to a norm, mean magnitudes, most values of tau and directions round; the others add, halve and compare.
+ROUNDS = ("adacomp", "strom")
+EXACT = [m for m in REMEMBERING if m.clip is None and m.compressor.name not in ROUNDS and m.exchange.lossless]
 EXACT += [laconic.strom(0.125, whole_below=0), laconic.strom(0.5, memory="gradient", whole_below=4)]
-
-every_recipe = pytest.mark.parametrize("method", recipes(), ids=label)
-remembering = pytest.mark.parametrize("method", REMEMBERING, ids=label)
-exact = pytest.mark.parametrize("method", EXACT, ids=label)
-every_world = pytest.mark.parametrize("ranks", [2, 3, 5])
 
 BUCKETS = [["s", "v"], ["empty"], ["b", "w"]]
 RATES = [0.5, 0.25, 2.0, 0.5]
@@ -64,8 +61,7 @@ class Books:
         return self.handed + torch.stack(self.world.owed()).double().sum(0)
 
 
-@every_recipe
-@every_world
+@pytest.mark.parametrize(("method", "ranks"), in_turn(recipes(), [2, 3, 5], ids=label))
 def test_every_rank_is_handed_the_same_bits_in_every_step(method, ranks):
     world = World(method, ranks, dtype=torch.float32)
     for step in range(6):
@@ -75,8 +71,7 @@ def test_every_rank_is_handed_the_same_bits_in_every_step(method, ranks):
             assert same_bits(mean, first)
 
 
-@exact
-@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize(("method", "ranks"), in_turn(EXACT, [2, 4], ids=label))
 def test_what_was_handed_back_and_what_is_owed_is_everything_exactly(method, ranks):
     books, owing = Books(World(method, ranks)), False
     for step in range(12):
@@ -86,9 +81,12 @@ def test_what_was_handed_back_and_what_is_owed_is_everything_exactly(method, ran
     assert owing
 
 
-@remembering
-@pytest.mark.parametrize(("ranks", "dtype"), [(1, torch.float64), (3, torch.float32), (5, torch.float64)], ids=str)
-def test_what_was_handed_back_and_what_is_owed_is_everything_to_rounding(method, ranks, dtype):
+@pytest.mark.parametrize(
+    ("method", "world"),
+    in_turn(REMEMBERING, [(2, torch.float64), (3, torch.float32), (5, torch.float64)], ids=label),
+)
+def test_what_was_handed_back_and_what_is_owed_is_everything_to_rounding(method, world):
+    ranks, dtype = world
     books = Books(World(method, ranks, dtype=dtype))
     for step in range(12):
         books.step(gradients(ranks, step, dtype=dtype), rates=RATES[step % 4])
@@ -145,11 +143,11 @@ def test_a_layer_with_small_gradients_is_heard_per_layer_and_drowned_in_the_whol
     assert not any(bool(view.any()) for view in MODEL.views(whole)[1:])
 
 
-@exact
 @pytest.mark.parametrize(
-    ("ranks", "narrow"), [(1, torch.float16), (2, torch.bfloat16), (4, torch.float16)], ids=str
+    ("method", "world"), in_turn(EXACT, [(1, torch.float16), (2, torch.bfloat16), (4, torch.float16)], ids=label)
 )
-def test_what_narrow_gradients_cannot_carry_stays_owed(method, ranks, narrow):
+def test_what_narrow_gradients_cannot_carry_stays_owed(method, world):
+    ranks, narrow = world
     books = Books(World(method, ranks))
     for step in range(8):
         grads = [g.to(narrow) for g in gradients(ranks, step, draw=dyadic)]

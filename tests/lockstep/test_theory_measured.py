@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +26,7 @@ MEASURED = [
     laconic.topk(1.0),
 ]
 every_method = pytest.mark.parametrize("method", MEASURED, ids=label)
-every_world = pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+every_world = pytest.mark.parametrize("ranks", [1, 2, 4])
 BUCKETS = [["v", "s"], ["w", "empty", "b"]]
 RATES = [0.5, 0.25, 0.25, 0.125]
 
@@ -40,38 +42,45 @@ def _run(method: Method, ranks: int, steps: int, *, every: int = 1) -> World:
     return world
 
 
+@cache
+def _seen(method: Method, ranks: int) -> tuple[list[torch.Tensor], list[Any]]:
+    """The mean of what ranks owed after each of 12 steps, and what each rank measured: run once for three laws."""
+    world, owed = World(method, ranks, measure_every=1), []
+    for step in range(12):
+        world.step(gradients(ranks, step), rates=RATES[step % 4], buckets=BUCKETS)
+        owed.append(torch.stack(world.owed()).mean(0))
+    return owed, [reducer.stats().history for reducer in world.reducers]
+
+
 @every_method
 @every_world
 def test_the_distance_to_the_virtual_iterate_is_the_mean_memory(method, ranks):
-    world = World(method, ranks, measure_every=1)
-    for step in range(8):
-        world.step(gradients(ranks, step), rates=RATES[step % 4], buckets=BUCKETS)
-        owed = torch.stack(world.owed()).mean(0)
-        for reducer in world.reducers:
-            seen = reducer.stats().history[-1]
+    owed, histories = _seen(method, ranks)
+    for history in histories:
+        for seen, mean in zip(history, owed, strict=True):
             assert seen.identity_error < 1e-12
-            assert seen.drift == pytest.approx(_norm(owed), rel=1e-9, abs=1e-12)
+            assert seen.drift == pytest.approx(_norm(mean), rel=1e-9, abs=1e-12)
 
 
 @every_method
 @every_world
 def test_the_drift_stays_within_its_bound_when_every_step_is_measured(method, ranks):
-    history = _run(method, ranks, 15).reducers[0].stats().history
-    assert len(history) == 15
+    history = _seen(method, ranks)[1][0]
+    assert len(history) == 12
     for seen in history:
         assert seen.drift <= seen.drift_bound * (1 + 1e-9) + 1e-12
 
 
 @every_method
 def test_xi_is_zero_for_one_rank(method):
-    for seen in _run(method, 1, 8).reducers[0].stats().history:
+    for seen in _seen(method, 1)[1][0]:
         assert seen.xi == 0.0
 
 
 @every_method
 @every_world
 def test_every_rank_measures_the_same(method, ranks):
-    first, *others = [r.stats().history for r in _run(method, ranks, 4).reducers]
+    first, *others = _seen(method, ranks)[1]
     for history in others:
         for ours, theirs in zip(history, first, strict=True):
             assert (ours.step, ours.xi, ours.drift) == (theirs.step, theirs.xi, theirs.drift)

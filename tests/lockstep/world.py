@@ -16,7 +16,7 @@ from laconic.transports import Lockstep
 from laconic.types import Momentum
 
 HALF = Momentum(factor=0.5)
-MODEL = Segments.of(["w", "b", "empty", "v", "s"], [14, 3, 0, 9, 1])
+MODEL = Segments.of(["w", "b", "empty", "v", "s"], [14, 3, 0, 9, 1], [2, 1, 1, 3, 1])
 Buckets = Sequence[Sequence[str]]
 
 
@@ -34,9 +34,11 @@ class World:
         model: Segments = MODEL,
         dtype: torch.dtype = torch.float64,
         momentum: Momentum | None = None,
+        node_size: int = 1,
         **options: Any,
     ) -> None:
-        self.method, self.model, self.dtype, self.lockstep = method, model, dtype, Lockstep(ranks)
+        self.method, self.model, self.dtype = method, model, dtype
+        self.lockstep = Lockstep(ranks, node_size=node_size)
         self.momentum = momentum or (HALF if method.momentum == "method" else None)
         options = {"velocity": self.momentum is not None} | options
         self.reducers = [Reducer(method, model, port, dtype=dtype, **options) for port in self.lockstep.ports]
@@ -133,7 +135,7 @@ class World:
 
     def _layouts(self, buckets: Buckets | None) -> list[Segments]:
         chosen = buckets or [self.model.names]
-        return [Segments.of(names, [self.model[n].size for n in names]) for names in chosen]
+        return [laid_out(self.model, names) for names in chosen]
 
     def _gather(self, grad: Tensor, layout: Segments) -> Tensor:
         spans = [self.model[name] for name in layout.names]
@@ -146,6 +148,11 @@ class World:
                 at = self.model[segment.name].offset
                 out[at : at + segment.size] = view
         return out
+
+
+def laid_out(model: Segments, names: Sequence[str]) -> Segments:
+    """The named parameters of a model, one behind the other in a bucket."""
+    return Segments.of(names, [model[n].size for n in names], [model[n].rows for n in names])
 
 
 def gradients(

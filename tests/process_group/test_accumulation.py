@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 import laconic
+from covering import crossed
 from models import Branches, Mlp, Watch, attach, batch, digest, imbalance, loss, weights, wrap
 
 METHODS = [
@@ -53,6 +54,10 @@ def _always(model):
     return nullcontext()
 
 
+def _label(value):
+    return getattr(value, "name", None) or getattr(value, "__name__", str(value))
+
+
 def _bits(group, kind, method, sync, options):
     model, optimizer, link = _build(group, kind, method, dtype=torch.float32, **options)
     seen = _accumulate(model, optimizer, group, dtype=torch.float32, sync=sync)
@@ -69,9 +74,10 @@ def test_dense_accumulates_as_plain_ddp_does_to_the_bit(pool, ranks, sync, as_vi
     assert [seen for seen, _ in ours] == [seen for seen, _ in plain]
 
 
-@ALL
-@VIEWS
-@pytest.mark.parametrize("sync", [_no_sync, _always])
+@pytest.mark.parametrize(
+    ("method", "sync", "as_view"),
+    crossed([laconic.dense(), *METHODS], [_no_sync, _always], [False, True], ids=_label),
+)
 def test_models_agree_after_every_accumulated_step(pool, method, sync, as_view):
     results = pool.run(3, _bits, "ddp", method, sync, {"gradient_as_bucket_view": as_view})
     first = results[0][0]

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 import laconic
+from covering import crossed
 from models import Branches, Watch, attach, digest, imbalance, inner, loss, weights, wrap
 
 METHODS = [
@@ -16,9 +17,7 @@ METHODS = [
     laconic.sdagc(3.0, momentum=False, whole_below=0),
 ]
 # Where gradients live between steps: whether DDP keeps them in its buckets, and what zero_grad leaves.
-PLACES = pytest.mark.parametrize(
-    ("as_view", "to_none"), [(False, True), (True, False)], ids=["copied-to_none", "bucket_view-to_zero"]
-)
+PLACES = {"copied, to none": (False, True), "bucket view, to zero": (True, False)}
 VIEWS = pytest.mark.parametrize("as_view", [False, True], ids=["copied", "bucket_view"])
 
 # Which branches each rank uses: a rule for every condition under which DDP may find parameters unused.
@@ -29,6 +28,10 @@ RULES = {
     "nobody but once": lambda rank, step: "left right" if step == 0 else "left",
     "turns": lambda rank, step: ["left", "right", "left right"][(rank + step) % 3],
 }
+
+
+def _name(value):
+    return getattr(value, "name", value)
 
 
 def _build(group, method, dtype, **options):
@@ -56,11 +59,9 @@ def _unused(group, method, rule, as_view, to_none):
     return seen, watch.account(link)
 
 
-@PLACES
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
-def test_models_agree_and_nothing_is_lost_with_unused_parameters(pool, method, rule, as_view, to_none):
-    results = pool.run(3, _unused, method, rule, as_view, to_none)
+@pytest.mark.parametrize(("method", "rule", "place"), crossed(METHODS, list(RULES), list(PLACES), ids=_name))
+def test_models_agree_and_nothing_is_lost_with_unused_parameters(pool, method, rule, place):
+    results = pool.run(3, _unused, method, rule, *PLACES[place])
     first = results[0][0]
     assert len(set(first)) == 6
     assert all(seen == first for seen, _ in results)
@@ -80,7 +81,7 @@ def _dense(group, method, rule, as_view, to_none):
     return _train(model, optimizer, group, rule, dtype=torch.float32, to_none=to_none)
 
 
-@PLACES
+@pytest.mark.parametrize(("as_view", "to_none"), PLACES.values(), ids=list(PLACES))
 @pytest.mark.parametrize("rule", RULES)
 def test_dense_is_plain_ddp_to_the_bit_with_unused_parameters(pool, rule, as_view, to_none):
     # DDP itself multiplies by 1/3 where a gradient is copied into its bucket, and divides by 3 where it lies there

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 import laconic
+from covering import crossed, in_turn
 from models import Mlp, Watch, attach, build, imbalance, owed, train, wrap
 
 METHODS = [
@@ -32,8 +33,11 @@ VARIANTS = [
 ]
 
 
-def _label(method):
-    return f"{method.name}-{method.memory}-{method.scope}"
+KINDS = ["ddp", "plain"]
+
+
+def _label(value):
+    return f"{value.name}-{value.memory}-{value.scope}" if isinstance(value, laconic.Method) else str(value)
 
 
 def _digests(group, kind, method, steps):
@@ -42,18 +46,17 @@ def _digests(group, kind, method, steps):
 
 
 @pytest.mark.parametrize(
-    ("kind", "ranks"), [("ddp", 1), ("ddp", 2), ("ddp", 3), ("ddp", 4), ("plain", 1), ("plain", 2), ("plain", 4)]
+    ("method", "kind", "ranks"),
+    [*crossed(METHODS, KINDS, [2, 3, 4], ids=_label), *crossed(METHODS[1:2], KINDS, [1], ids=_label)],
 )
-@pytest.mark.parametrize("method", METHODS, ids=_label)
 def test_models_are_bitwise_equal_after_every_step(pool, kind, ranks, method):
     first, *others = pool.run(ranks, _digests, kind, method, 6)
     assert len(set(first)) == 6
     assert all(other == first for other in others)
 
 
-@pytest.mark.parametrize("kind", ["ddp", "plain"])
-@pytest.mark.parametrize("method", VARIANTS, ids=_label)
-def test_so_they_are_for_every_mixture_of_memory_scope_and_warm_up(pool, kind, method):
+@pytest.mark.parametrize(("method", "kind"), in_turn(VARIANTS, KINDS, ids=_label))
+def test_so_they_are_for_every_mixture_of_memory_scope_and_warm_up(pool, method, kind):
     first, *others = pool.run(3, _digests, kind, method, 6)
     assert len(set(first)) == 6
     assert all(other == first for other in others)
@@ -68,17 +71,18 @@ def _typed(group, method, dtype, as_view):
     return train(model, optimizer, group, range(5), dtype=dtype)
 
 
-@pytest.mark.parametrize("as_view", [False, True], ids=["copied", "bucket_view"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_dense_through_the_hook_is_plain_ddp_to_the_bit(pool, ranks, dtype, as_view):
+@pytest.mark.parametrize(
+    ("dtype", "ranks", "as_view"),
+    crossed([torch.float32, torch.float64, torch.bfloat16, torch.float16], [2, 3, 4], [False, True]),
+)
+def test_dense_through_the_hook_is_plain_ddp_to_the_bit(pool, dtype, ranks, as_view):
     ours = pool.run(ranks, _typed, laconic.dense(), dtype, as_view)
     plain = pool.run(ranks, _typed, None, dtype, as_view)
     assert ours == plain
     assert len(set(ours[0])) == 5
 
 
-@pytest.mark.parametrize("kind", ["ddp", "plain"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "method",
     [laconic.topk(1.0), laconic.topk(1.0, whole_below=0), laconic.randomk(1.0), laconic.topk(1.0, scope="model")],
@@ -115,33 +119,28 @@ def _account(group, kind, method, steps, dtype):
     return watch.account(link)
 
 
-@pytest.mark.parametrize("kind", ["ddp", "plain"])
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize(
-    "method",
-    [
-        laconic.topk(0.05, whole_below=0),
-        laconic.topk_sgd(0.05),
-        laconic.randomk(0.05),
-        laconic.topk(0.05, memory="update", warmup_steps=4),
-        laconic.sdagc(3.0, momentum=False),
-        laconic.sidco(0.05, whole_below=0),
-        laconic.strom(0.001),
-        laconic.adacomp(50),
-    ],
-    ids=_label,
-)
-def test_what_was_made_is_what_was_delivered_and_what_is_owed(pool, kind, ranks, method):
+REMEMBERING = [
+    laconic.topk(0.05, whole_below=0),
+    laconic.topk_sgd(0.05),
+    laconic.randomk(0.05),
+    laconic.topk(0.05, memory="update", warmup_steps=4),
+    laconic.sdagc(3.0, momentum=False),
+    laconic.sidco(0.05, whole_below=0),
+    laconic.strom(0.001),
+    laconic.adacomp(50),
+]
+
+
+@pytest.mark.parametrize(("method", "kind", "ranks"), crossed(REMEMBERING, KINDS, [2, 3], ids=_label))
+def test_what_was_made_is_what_was_delivered_and_what_is_owed(pool, method, kind, ranks):
     accounts = pool.run(ranks, _account, kind, method, 7, torch.float64)
     assert imbalance(accounts) < 1e-12
     left = sum(float(owed.abs().sum()) for _, _, owed in accounts[0].values())
     assert left > 0
 
 
-@pytest.mark.parametrize("kind", ["ddp", "plain"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
-    "method", [laconic.topk(0.05, whole_below=0), laconic.topk_sgd(0.05), laconic.randomk(0.05)], ids=_label
+    ("method", "kind", "dtype"), crossed(REMEMBERING[:3], KINDS, [torch.bfloat16, torch.float16], ids=_label)
 )
 def test_what_narrow_gradients_cannot_carry_stays_owed(pool, kind, dtype, method):
     # bfloat16 rounds to 1 in 256; memory is float32, and only its own rounding may show.
@@ -181,7 +180,7 @@ def _some_ranks(group, kind, method):
     return train(model, optimizer, some, range(4))
 
 
-@pytest.mark.parametrize("kind", ["ddp", "plain"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", [*METHODS[:2], METHODS[4]], ids=_label)
 def test_a_group_of_some_ranks_trains_as_a_world_of_its_own(pool, kind, method):
     outside, first, idle, second = pool.run(4, _some_ranks, kind, method)

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 import laconic
+from covering import in_turn
 from models import attach, build, digest, train, weights
 
 METHODS = {
@@ -38,9 +39,8 @@ def _unlike(group, kind, method, counts):
     return middle, digest(weights(model)), link.stats.skipped_steps
 
 
-@pytest.mark.parametrize("kind", ["ddp", "plain"])
-@pytest.mark.parametrize("name", METHODS)
-def test_ranks_with_unlike_numbers_of_batches_end_together(pool, kind, name):
+@pytest.mark.parametrize(("name", "kind"), in_turn(list(METHODS), ["ddp", "plain"]))
+def test_ranks_with_unlike_numbers_of_batches_end_together(pool, name, kind):
     first, *others = pool.run(3, _unlike, kind, METHODS[name], COUNTS)
     assert all(other == first for other in others)
     assert first[0] != first[1]

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 import laconic
+from covering import crossed
 from models import Branches, attach, digest, loss, weights
 
 METHODS = [
@@ -34,9 +35,13 @@ def _branches(group, method, rule, to_none):
     return seen
 
 
-@ALL
-@pytest.mark.parametrize("to_none", [True, False], ids=["to_none", "to_zero"])
-@pytest.mark.parametrize("rule", [("left", "right"), ("left right", "left"), ("left", "left right", "right")])
+RULES = [("left", "right"), ("left right", "left"), ("left", "left right", "right")]
+
+
+@pytest.mark.parametrize(
+    ("method", "rule", "to_none"),
+    crossed(METHODS, RULES, [True, False], ids=lambda value: getattr(value, "name", str(value))),
+)
 def test_a_plain_modules_parameters_may_lack_a_gradient_on_some_ranks(pool, method, rule, to_none):
     # Weight decay moves every parameter that has a gradient: a rank that saw none must step all the same.
     first, *others = pool.run(3, _branches, method, rule, to_none)

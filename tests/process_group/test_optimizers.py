@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 import laconic
+from covering import crossed, in_turn
 from models import Mlp, Watch, attach, build, digest, imbalance, inner, loss, owed, train, weights, wrap
 
 METHODS = [laconic.dense(), laconic.topk(0.05, whole_below=0), laconic.topk_sgd(0.05), laconic.randomk(0.05)]
@@ -38,10 +39,13 @@ def _with_optimizer(group, kind, method, name):
     return train(model, optimizer, group, range(STEPS))
 
 
-@KINDS
-@pytest.mark.parametrize("method", [*METHODS[:2], SDAGC], ids=lambda m: m.name)
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_ranks_agree_with_every_optimizer(pool, kind, method, name):
+@pytest.mark.parametrize(
+    ("name", "method", "kind"),
+    crossed(
+        list(OPTIMIZERS), [*METHODS[:2], SDAGC], ["ddp", "plain"], ids=lambda value: getattr(value, "name", value)
+    ),
+)
+def test_ranks_agree_with_every_optimizer(pool, name, method, kind):
     results = pool.run(2, _with_optimizer, kind, method, name)
     assert results[0] == results[1]
     assert len(set(results[0])) == STEPS
@@ -81,21 +85,26 @@ def _scheduled(group, kind, method, name):
     return seen, watch.account(link)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+SCHEDULED = [
+    ("plain", laconic.dense()),
+    ("plain", laconic.topk_sgd(0.05)),
+    ("plain", laconic.topk(0.05, memory="update")),
+    ("ddp", laconic.topk(0.05, whole_below=0)),
+    ("ddp", laconic.topk_sgd(0.05)),
+    ("ddp", laconic.randomk(0.05, memory="update")),
+    ("ddp", laconic.sdagc(3.0, momentum=False, whole_below=0)),
+]
+
+
+# Each of seven with two of four schedules.
 @pytest.mark.parametrize(
-    ("kind", "method"),
-    [
-        ("plain", laconic.dense()),
-        ("plain", laconic.topk_sgd(0.05)),
-        ("plain", laconic.topk(0.05, memory="update")),
-        ("ddp", laconic.topk(0.05, whole_below=0)),
-        ("ddp", laconic.topk_sgd(0.05)),
-        ("ddp", laconic.randomk(0.05, memory="update")),
-        ("ddp", laconic.sdagc(3.0, momentum=False, whole_below=0)),
-    ],
-    ids=lambda value: f"{value.name}-{value.memory}" if isinstance(value, laconic.Method) else value,
+    ("case", "name"),
+    in_turn(
+        [*SCHEDULED, *SCHEDULED], list(SCHEDULES), ids=lambda case: f"{case[0]}-{case[1].name}-{case[1].memory}"
+    ),
 )
-def test_groups_of_unlike_rates_and_schedules_agree_and_lose_nothing(pool, kind, method, name):
+def test_groups_of_unlike_rates_and_schedules_agree_and_lose_nothing(pool, case, name):
+    kind, method = case
     results = pool.run(3, _scheduled, kind, method, name)
     assert all(seen == results[0][0] for seen, _ in results)
     assert len(set(results[0][0])) >= STEPS - 1

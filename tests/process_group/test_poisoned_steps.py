@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 import laconic
+from covering import crossed
 from models import Mlp, attach, digest, loss, memory_bits, owed, weights, wrap
 
 METHODS = [
@@ -72,10 +73,11 @@ def _check(results):
         assert finite
 
 
-@ALL
-@KINDS
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_nan_on_one_rank_changes_nothing_on_any(pool, kind, method, optimizer):
+@pytest.mark.parametrize(
+    ("method", "optimizer", "kind"),
+    crossed(METHODS, list(OPTIMIZERS), ["ddp", "plain"], ids=lambda value: getattr(value, "name", value)),
+)
+def test_a_nan_on_one_rank_changes_nothing_on_any(pool, method, optimizer, kind):
     _check(pool.run(2, _poisoned, kind, method, optimizer, float("nan"), "net.0.bias", torch.float32))
 
 

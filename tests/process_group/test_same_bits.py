@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.distributed as dist
 
 import laconic
+from laconic.codecs import Linear
+from laconic.exchanges import ShardedMean, SmallestMean
 from laconic.methods import METHODS
 from laconic.reducer import Reducer
 from laconic.segments import Segments
@@ -15,7 +19,7 @@ from laconic.transports.lockstep import ring_sum
 from laconic.types import Momentum
 from models import digest
 
-MODEL = Segments.of(["a", "b", "c", "d", "scalar"], [3000, 1500, 257, 40, 1])
+MODEL = Segments.of(["a", "b", "c", "d", "scalar"], [3000, 1500, 257, 40, 1], [60, 25, 1, 5, 1])
 # As backward would fill them: not in the model's order.
 BUCKETS = [("scalar", "d"), ("c", "b"), ("a",)]
 STEPS, POISONED = 5, 3
@@ -26,14 +30,21 @@ CASES = {name: make() for name, make in METHODS.items()} | {
     "cat, curvature": laconic.cat("packets", gain="curvature"),
     "topk warm-up": laconic.topk(0.02, warmup_steps=4),
     "topk update": laconic.topk(0.02, memory="update", whole_below=0),
+    "topk by chance": laconic.topk(0.02, values="stochastic4"),
+    "cat by signs": laconic.cat("bits", rule="sign", whole_below=0),
     "randomk update": laconic.randomk(0.02, memory="update", warmup_steps=4),
     "randomk none": laconic.randomk(0.02, memory="none"),
+    "powersgd update": laconic.powersgd(2, memory="update", seed=3),
+    "powersgd none": laconic.powersgd(1, memory="none", least_ratio=1.0),
     "sdagc with all companions": laconic.sdagc(
         3.0, law="target", density=0.05, clip=0.5, clip_scope="layer", fallback=True
     ),
     "sdagc progress": laconic.sdagc(3.0, law="progress", over="model", clip=0.5, whole_below=0),
     "sdagc damped": laconic.sdagc(3.0, std_of="residual", revision="damp", masking=False),
     "sdagc whole": laconic.sdagc(3.0, over="model", scope="model", law="warmup", warmup_steps=4),
+    "topk sharded": replace(laconic.topk(0.02), exchange=ShardedMean(values=Linear(bits=4, rounding="stochastic"))),
+    "dgc smallest": replace(laconic.dgc(0.02, warmup_steps=4), exchange=SmallestMean()),
+    "sdagc sharded": replace(laconic.sdagc(3.0), exchange=ShardedMean()),
     "dgc warm-up": laconic.dgc(0.02, warmup_steps=4, clip=0.5),
 }
 MEASURED = [
@@ -48,7 +59,7 @@ def _buckets(rank, step, dtype):
         grad = torch.randn(sum(sizes), generator=source, dtype=dtype)
         if (rank, step) == (1, POISONED):
             grad[0] = float("inf")
-        yield grad, Segments.of(list(names), sizes)
+        yield grad, Segments.of(names, sizes, [MODEL[name].rows for name in names])
 
 
 def _begin(reducer, rank, step, dtype, notes):

@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 
 import laconic
+from laconic.codecs import Binned
 from laconic.collectives import AllGather
-from laconic.compressors import Binned, ChunkTopK
+from laconic.compressors import ChunkTopK
 from laconic.exchanges import GatherMean
 from laconic.reducer import Reducer
 from laconic.segments import Segments
@@ -22,8 +23,8 @@ BUCKETS = [("scalar", "c"), ("b", "a")]
 TURNS = {2: [(0,), (1,), (0, 1)], 3: [(2,), (0, 1), None, (1, 2)], 4: [(0, 3), (2,), (0, 1, 2, 3), None, (1, 2, 3)]}
 LOCO = replace(
     laconic.topk(0.02),
-    compressor=Binned(inner=ChunkTopK(k=8, chunk=512)),
-    exchange=GatherMean(over="senders"),
+    compressor=ChunkTopK(k=8, chunk=512),
+    exchange=GatherMean(over="senders", values=Binned()),
     decay=0.95,
 )
 CASES = {

@@ -6,4 +6,5 @@ from laconic import kernels
 
 # A thread does not survive a fork; one that waits for work would be missed.
 torch.set_num_threads(1)
-kernels.warm("cpu", torch.float32, [torch.float32])
+for _dtype in (torch.float32, torch.float64):
+    kernels.warm("cpu", _dtype, [_dtype])

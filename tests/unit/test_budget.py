@@ -9,20 +9,16 @@ import pytest
 from laconic.linkfit import Link
 from laconic.pace import Pace
 from laconic.tuners import Budget
-from unit.test_cat import EACH, ENTRIES, FIXED, RANKS, START, line, rooms_over, seen_of
+from unit.test_cat import ENTRIES, RANKS, START, bytes_of, line, rooms_over, seen_of
 
 LATENCY, PER_BYTE, REST = 0.002, 1e-5, 0.1
 LINK = line(LATENCY, PER_BYTE)
 
 
-def _bytes(room: int) -> int:
-    return FIXED + EACH * room
-
-
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.5])
 def test_the_exchange_takes_its_share_of_the_step(share):
     rooms, state = rooms_over(Budget(share=share), 40, LINK, rest=REST)
-    waiting = LINK(_bytes(rooms[-1]))
+    waiting = LINK(bytes_of(rooms[-1]))
     assert waiting / (REST + waiting) == pytest.approx(share, rel=0.02)
     assert state["cost"] == pytest.approx(REST + waiting, rel=0.02)
 
@@ -30,8 +26,8 @@ def test_the_exchange_takes_its_share_of_the_step(share):
 @pytest.mark.parametrize("bits_per_second", [1e5, 4e5, 1e6])
 def test_a_rank_sends_so_many_bits_a_second_counting_every_receiver(bits_per_second):
     rooms, _ = rooms_over(Budget(bits_per_second=bits_per_second), 40, LINK, rest=REST)
-    sent = 8 * (RANKS - 1) * _bytes(rooms[-1])
-    assert sent / (REST + LINK(_bytes(rooms[-1]))) == pytest.approx(bits_per_second, rel=0.02)
+    sent = 8 * (RANKS - 1) * bytes_of(rooms[-1])
+    assert sent / (REST + LINK(bytes_of(rooms[-1]))) == pytest.approx(bits_per_second, rel=0.02)
 
 
 def test_the_formulas():
@@ -60,7 +56,7 @@ def test_the_amount_follows_a_link_that_changes():
     tuner = Budget(share=0.25)
     before, state = rooms_over(tuner, 30, LINK, rest=REST)
     after, _ = rooms_over(tuner, 30, line(LATENCY, 3 * PER_BYTE), rest=REST, state=state, room=before[-1])
-    waiting = LATENCY + 3 * PER_BYTE * _bytes(after[-1])
+    waiting = LATENCY + 3 * PER_BYTE * bytes_of(after[-1])
     assert waiting / (REST + waiting) == pytest.approx(0.25, rel=0.05)
     assert after[-1] < before[-1] / 2
 

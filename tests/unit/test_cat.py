@@ -16,18 +16,24 @@ from contracts.vectors import normal, segments_of
 from laconic import descent
 from laconic.compressors import StdThreshold, TopK
 from laconic.costs import Affine, Bits, Packets, Seconds
-from laconic.descent import Size
 from laconic.pace import UNKNOWN_PACE, Pace
+from laconic.sizes import Size
 from laconic.spectrum import Spectrum, measure
 from laconic.tuners import Budget, Cat
 from laconic.tuners.amounts import at_count
 from laconic.types import Compressor, Observation, Tuner, TunerState
 
-ENTRIES, RANKS, FIXED, EACH = 20_000, 4, 400, 8
+ENTRIES, RANKS, FIXED = 20_000, 4, 400
+WIRE = Size(fixed_bits=8 * FIXED, entry_bits=32, among=ENTRIES)
 G = normal(ENTRIES, 3) ** 3
 SPECTRUM = Spectrum.read(measure(G, segments_of([ENTRIES]), turn=0))
 START = TopK(density=0.01, whole_below=0)
 Wait = Callable[[float], float]
+
+
+def bytes_of(room: int) -> int:
+    """How many bytes a message with room for so many entries has; parts are padded, as the fixed bytes say."""
+    return -(-int(WIRE.bits(torch.tensor([room]))) // 64) * 8
 
 
 def seen_of(room: int = 200, **more: object) -> Observation:
@@ -41,8 +47,9 @@ def seen_of(room: int = 200, **more: object) -> Observation:
         qualified=room * RANKS,
         choosable=ENTRIES * RANKS,
         spectrum=SPECTRUM,
+        message_bytes=bytes_of(room),
         fixed_bytes=FIXED,
-        entry_bytes=EACH,
+        value_bits=32,
         room=room,
         ranks=RANKS,
         world_size=RANKS,
@@ -64,7 +71,7 @@ def rooms_over(
     state, pace, rooms = tuner.init(setting) if state is None else state, UNKNOWN_PACE, []
     for _ in range(steps):
         state, setting = tuner.update(state, seen_of(room, pace=pace), setting)
-        pace = Pace(waited=wait(FIXED + EACH * room), rest=rest)
+        pace = Pace(waited=wait(bytes_of(room)), rest=rest)
         room = max(1, round(setting.density * ENTRIES))
         rooms.append(room)
     return rooms, state
@@ -77,12 +84,11 @@ def line(latency: float, per_byte: float) -> Wait:
 def best_on(latency: float, per_byte: float, *, rest: float = 0.1) -> descent.Choice:
     """The best amount for this very vector and link."""
     cost = Seconds(latency_seconds=rest + latency, bits_per_second=8 / per_byte)
-    size = Size(fixed_bits=8 * FIXED, entry_bits=8 * EACH)
-    return descent.choose(descent.alpha(G), size, cost, ceiling=ENTRIES // 2)
+    return descent.choose(descent.alpha(G), WIRE, cost, ceiling=ENTRIES // 2)
 
 
 def efficiency_on(room: int, latency: float, per_byte: float, *, rest: float = 0.1) -> float:
-    return float(descent.alpha(G)[room - 1]) / (rest + latency + per_byte * (FIXED + EACH * room))
+    return float(descent.alpha(G)[room - 1]) / (rest + latency + per_byte * bytes_of(room))
 
 
 def test_where_only_bits_cost_one_entry_is_best():
@@ -110,7 +116,7 @@ def test_the_more_a_message_costs_by_itself_the_more_it_carries():
 @pytest.mark.parametrize("coding", ["wire", "published"])
 def test_packets_are_filled(cost, coding):
     count = chosen(Cat(cost=cost, coding=coding), seen_of())
-    size = Size.pairs(ENTRIES) if coding == "published" else Size(fixed_bits=8 * FIXED, entry_bits=8 * EACH)
+    size = Size.pairs(ENTRIES) if coding == "published" else WIRE
     now, more = cost.of(size.bits(torch.tensor([count, count + 1]))).tolist()
     assert more == now + cost.per_packet
 
@@ -149,7 +155,7 @@ def test_a_skipped_step_moves_nothing_and_its_time_counts(tuner):
         key: state[key] for key in ("count", "gain", "cost")
     }
     # What it sent was sent: the next pace belongs to its bytes.
-    assert after.get("link.sent") == (poisoned.fixed_bytes + 8 * poisoned.room if tuner.measures else None)
+    assert after.get("link.sent") == (poisoned.message_bytes if tuner.measures else None)
 
 
 def test_one_outlier_of_the_change_is_forgotten_soon():

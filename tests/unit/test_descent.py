@@ -10,8 +10,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from laconic.coding import best_width, position_bits
 from laconic.costs import Affine, Bits, Packets, Seconds
-from laconic.descent import Choice, Size, alpha, beta, candidates, choose, omega, probabilities, qsgd_count
+from laconic.descent import Choice, alpha, beta, candidates, choose, omega, probabilities, qsgd_count
+from laconic.sizes import Size
 
 MEASURES = {"alpha": alpha, "beta": beta, "omega": omega}
 every_measure = pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
@@ -142,7 +144,12 @@ sizes = st.one_of(
     st.builds(Size.pairs, st.integers(1, 100)),
     st.builds(Size.signs, st.integers(1, 100)),
     st.builds(Size, fixed_bits=amounts, entry_bits=payloads),
+    st.builds(Size, fixed_bits=amounts, entry_bits=payloads, among=st.integers(14, 2000)),
 )
+
+
+def _coded(among: int, count: int) -> int:
+    return position_bits(among, count, best_width(among, count)) if among else 0
 
 
 @pytest.mark.parametrize("measure", MEASURES)
@@ -152,7 +159,7 @@ def test_the_choice_is_that_of_a_loop_over_all_counts(measure, g, size, cost, da
     ceiling = data.draw(st.integers(floor, len(g)))
     exact = {}
     for t, gain in enumerate(_exact_gains(g, measure), start=1):
-        bits = Fraction(size.fixed_bits) + t * Fraction(size.entry_bits)
+        bits = Fraction(size.fixed_bits) + t * Fraction(size.entry_bits) + _coded(size.among, t)
         exact[t] = (gain, _exact_cost(cost, bits))
     best = max(range(floor, ceiling + 1), key=lambda t: (exact[t][0] / exact[t][1], -t))
     gains = MEASURES[measure](torch.tensor(g, dtype=torch.float64))
@@ -276,17 +283,6 @@ def test_gains_are_a_vector():
     for gain in (torch.ones(2, 2), torch.empty(0)):
         with pytest.raises(ValueError, match=r"gain must be a vector .*got shape .*Write alpha\(g\)"):
             choose(gain, Size.pairs(4), Bits())
-
-
-def test_sizes_are_checked():
-    for make in (lambda: Size(fixed_bits=0, entry_bits=0), lambda: Size(fixed_bits=0, entry_bits=-1)):
-        with pytest.raises(ValueError, match=r"entry_bits must be .*, got .*has 64"):
-            make()
-    for make in (Size.pairs, Size.signs):
-        with pytest.raises(ValueError, match="d must be a whole number"):
-            make(0)
-        with pytest.raises(ValueError, match="value_bits must be a whole number"):
-            make(8, value_bits=0)
 
 
 def test_an_efficiency_is_gain_for_each_unit_of_cost():

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laconic.costs import Affine, Bits, Packets
-from laconic.descent import Size
 from laconic.efficiency import Curve, candidates
+from laconic.sizes import Size
 
-WIRE = Size(fixed_bits=800, entry_bits=64)
+PAIRS = Size(fixed_bits=800, entry_bits=64)
+WIRE = Size(fixed_bits=800, entry_bits=32, among=10**10)
 PACKETS = Packets(payload_bytes=100, per_packet=150)
 
 
@@ -41,12 +42,20 @@ def test_amounts_reach_from_limit_to_limit_in_small_steps(low, factor):
 
 
 def test_the_most_that_fit_packets_are_among_them():
-    counts = candidates(1, 300, WIRE, PACKETS)
+    counts = candidates(1, 300, PAIRS, PACKETS)
     for packets in range(2, 25):
         full = (packets * 800 - 800) // 64
-        bits = WIRE.bits(torch.tensor([full, full + 1]))
+        bits = PAIRS.bits(torch.tensor([full, full + 1]))
         assert PACKETS.of(bits).tolist() == [150.0 * packets, 150.0 * (packets + 1)]
         assert full in counts
+
+
+def test_of_coded_positions_too_the_most_that_fit_packets_are_among_them():
+    size = Size(fixed_bits=800, entry_bits=32, among=5000)
+    bits = size.bits(torch.arange(1, 302))
+    counts = candidates(1, 300, size, PACKETS)
+    for packets in range(2, 16):
+        assert int((PACKETS.of(bits) <= 150.0 * packets).sum()) in counts
 
 
 @pytest.mark.parametrize(("low", "high"), [(1.0, 1.0), (3.7, 3.7), (3.7, 4.2)])

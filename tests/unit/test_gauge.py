@@ -10,6 +10,7 @@ import torch
 
 import laconic
 from contracts.vectors import dyadic
+from covering import crossed
 from laconic.method import Method
 from lockstep.world import MODEL, World
 
@@ -54,11 +55,9 @@ def test_after_a_whole_step_of_one_along_a_curvature_of_one_all_is_used_up(ranks
     assert told[2] == 1.0
 
 
-@pytest.mark.parametrize("buckets", BUCKETS, ids=str)
-@pytest.mark.parametrize("scope", ["layer", "model"])
+@pytest.mark.parametrize(("buckets", "scope", "ranks"), crossed(BUCKETS, ["layer", "model"], [1, 4]))
 @pytest.mark.parametrize("method", [ALL, PART], ids=["all", "part"])
-@pytest.mark.parametrize("ranks", [1, 4])
-def test_the_change_is_the_step_times_the_curvature_however_little_is_sent(ranks, method, scope, buckets):
+def test_the_change_is_the_step_times_the_curvature_however_little_is_sent(method, buckets, scope, ranks):
     descent = Descent(replace(method, scope=scope), ranks, rate=0.5, curvature=0.25)
     told = [descent.step(buckets=buckets) for _ in range(4)]
     assert told[2:] == pytest.approx([0.125] * 2, rel=1e-6)

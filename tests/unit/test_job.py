@@ -169,19 +169,15 @@ def test_a_zero_that_was_chosen_for_want_of_anything_else_was_not_sent():
     job = Job(torch.zeros(5), MODEL)
     mean = _chosen(1, 4)
     job.mean = replace(mean, own=replace(mean.own, values=torch.tensor([0.0, 2.0])))
-    assert job.chosen(0).tolist() == [4]
+    assert job.chosen().tolist() == [4]
 
 
-def test_what_was_chosen_is_what_fitted_on_this_rank():
-    """Where counts vary, a payload may have zeros behind its last entry: positions 0 that were not sent."""
+def test_what_was_chosen_is_what_this_rank_sent_whatever_was_counted():
     job = Job(torch.zeros(5), MODEL)
-    job.mean = _chosen(1, 2, 4, 0, 0, counts={"a": (1, 7), "b": (0, 1)}, a=2, b=3)
-    assert job.chosen(0).tolist() == [1]
-    assert job.chosen(1).tolist() == [1, 2, 4]
-    job.mean = _chosen(1, 2)
-    assert job.chosen(0).tolist() == [1, 2]
+    job.mean = _chosen(1, 2, 4, counts={"a": (1, 7), "b": (0, 1)}, a=2, b=3)
+    assert job.chosen().tolist() == [1, 2, 4]
     job.mean = _mean(torch.zeros(5))
-    assert job.chosen(0).tolist() == []
+    assert job.chosen().tolist() == []
 
 
 def test_poison_is_seen_by_every_caller():

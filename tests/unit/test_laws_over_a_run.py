@@ -20,7 +20,7 @@ from laconic.tuners import Constant, Progress, TargetDensity, Warmup
 from laconic.types import Compressor, Fresh, Observation, Tuner
 
 LAYER = Segments.of(["w"], [1000])
-STEPS, WINDOW = 2000, 100
+STEPS, WINDOW = 1200, 100
 GRADIENT = StdThreshold(c=20.0, running=0.9, whole_below=0)
 # Starved is a layer that sends nothing but its largest entry.
 STARVED = 1 / LAYER.numel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from laconic.layout import dimension_order, flatten, unflatten
+from laconic.layout import dimension_order, flatten, rows_of, unflatten
 
 SHAPES = {
     "contiguous": torch.arange(24.0).view(2, 3, 4),
@@ -36,3 +36,14 @@ def test_what_does_not_fill_its_storage_is_taken_in_logical_order(name):
     p = SHAPES[name]
     assert dimension_order(p) == tuple(range(p.dim()))
     assert torch.equal(flatten(p, p), p.reshape(-1))
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"), [("contiguous", 2), ("a scalar", 1), ("empty", 0), ("transposed", 3), ("channels_last", 2)]
+)
+def test_rows_are_the_slowest_dimension_in_memory(name, rows):
+    assert rows_of(SHAPES[name]) == rows
+
+
+def test_a_vector_is_one_row_and_dimensions_of_one_are_passed_over():
+    assert [rows_of(torch.empty(shape)) for shape in ((7,), (1, 1), (1, 5, 3), (5, 1, 3))] == [1, 1, 5, 5]

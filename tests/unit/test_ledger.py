@@ -81,12 +81,11 @@ def test_a_segment_that_was_not_counted_keeps_its_room():
 
 
 @given(st.lists(st.integers(0, 16), min_size=1, max_size=4))
-def test_a_room_is_never_more_than_half_of_what_is_chosen_from(counts):
-    """With a position each, half of the entries already cost what all of them would."""
+def test_a_room_is_never_more_than_what_is_chosen_from(counts):
     for name, size in (("a", 4), ("b", 9), ("c", 16), ("4 parameters", MODEL.numel)):
         ledger, said = _ledger(), tuple(min(n, size) for n in counts)
         _commit(ledger, _entered(a=1.0, b=1.0, c=1.0), _mean(counts={name: said}, rooms={name: 1}))
-        assert ledger.rooms == {name: min(next_room(said), math.ceil(size / 2))}
+        assert ledger.rooms == {name: min(next_room(said), size)}
 
 
 def test_a_room_of_nothing_is_none():

@@ -15,33 +15,21 @@ from laconic.linkfit import Link, known, note
 from laconic.pace import UNKNOWN_PACE, Pace
 from laconic.types import Observation, TunerState
 
-FIXED, EACH, REST = 100, 8, 0.05
+REST = 0.05
 SIZES = [1000, 5000, 2000, 20_000, 8000, 1500, 12_000, 3000]
 
 
 def _seen(size: int, pace: Pace) -> Observation:
-    """An exchange of about so many bytes; the pace is that of the one before."""
-    room = (size - FIXED) // EACH
-    return Observation(
-        step=1,
-        entries=0,
-        sent=0,
-        wanted=0,
-        skipped=False,
-        fixed_bytes=FIXED,
-        entry_bytes=EACH,
-        room=room,
-        pace=pace,
-    )
+    """An exchange of so many bytes; the pace is that of the one before."""
+    return Observation(step=1, entries=0, sent=0, wanted=0, skipped=False, message_bytes=size, pace=pace)
 
 
 def _exchanges(sizes: Iterable[int], wait: Callable[[float], float], state: TunerState | None = None) -> TunerState:
     """Note exchanges of these sizes, each timed as told, and one more so that the last one's time is heard."""
     state, pace = state or {}, UNKNOWN_PACE
     for size in [*sizes, 1000]:
-        sent = FIXED + EACH * ((size - FIXED) // EACH)
         state = note(state, _seen(size, pace))
-        pace = Pace(waited=wait(sent), rest=REST)
+        pace = Pace(waited=wait(size), rest=REST)
     return state
 
 
@@ -105,7 +93,7 @@ def test_a_pace_belongs_to_the_bytes_of_the_step_before():
     state = note({}, _seen(1000, Pace(waited=99.0, rest=1.0)))
     assert known(state) is None
     state = note(state, _seen(50_000, Pace(waited=0.1, rest=1.0)))
-    assert _fitted(state).waiting(FIXED + EACH * 112) == pytest.approx(0.1)
+    assert _fitted(state).waiting(1000) == pytest.approx(0.1)
 
 
 def test_without_bytes_there_is_no_exchange_to_time():

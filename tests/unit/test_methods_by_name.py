@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 
 import pytest
 
 import laconic
+from laconic.codecs import Binned, Linear
 from laconic.compressors import Dense, TopK
-from laconic.exchanges import GatherMean, ReduceMean
+from laconic.exchanges import GatherMean, ReduceMean, ShardedMean, SmallestMean
 from laconic.method import Method
 from laconic.methods import METHODS, by_name
 from laconic.tuners import Constant, Warmup
@@ -29,6 +31,24 @@ def test_topk_sgd_is_the_published_algorithm():
     method = laconic.topk_sgd(0.02)
     assert method.compressor == TopK(density=0.02, whole_below=0)
     assert (method.memory, method.scope) == ("update", "model")
+
+
+def test_every_method_that_gathers_takes_values_and_says_how_they_travel():
+    takes = {name for name, recipe in METHODS.items() if "values" in inspect.signature(recipe).parameters}
+    gathers = {name for name, recipe in METHODS.items() if isinstance(recipe().exchange, GatherMean)}
+    assert takes == gathers - {"ef_sign", "one_bit", "qsgd", "terngrad"}
+    for name in takes:
+        for word, exchange in (("gather", GatherMean), ("sharded", ShardedMean), ("smallest", SmallestMean)):
+            method = by_name(name, values="int8", exchange=word)
+            assert method.exchange == exchange(values=Linear(bits=8))
+            assert by_name(name, values=Linear(bits=8), exchange=word) == method
+
+
+def test_a_mean_over_senders_is_gathered():
+    method = laconic.sparseloco(over="senders")
+    assert method.exchange == GatherMean(over="senders", values=Binned(bits=2))
+    with pytest.raises(ValueError, match=r"over='senders' counts who sent .*, got exchange='sharded'\. Write"):
+        laconic.sparseloco(over="senders", exchange="sharded")
 
 
 def test_an_unknown_name_lists_the_known_ones():

@@ -82,3 +82,17 @@ def test_a_group_waits_for_the_link_as_its_last_rank_does_and_works_as_its_slowe
 @pytest.mark.parametrize("unsure", [UNKNOWN_PACE, Pace(waited=1.0), Pace(rest=1.0), Pace(waited=nan, rest=2.0)])
 def test_a_rank_that_does_not_know_its_pace_leaves_the_groups_unknown(unsure):
     assert Pace.of_group([Pace(waited=1.0, rest=1.0), unsure]) is UNKNOWN_PACE
+
+
+def test_what_is_chosen_within_a_wait_is_not_waited_for():
+    """With nodes, gradients are chosen from when the node's mean has come: in the middle of the wait."""
+    clock, counters = Clock(), Counters()
+    watch = Stopwatch(clock)
+    for _ in range(2):
+        clock.now += 2.0
+        with watch.waiting(counters):
+            clock.now += 0.25
+            with watch.selecting(counters):
+                clock.now += 0.5
+    assert watch.pace == Pace(waited=0.25, rest=2.5)
+    assert (counters.select_seconds, counters.wait_seconds) == (1.0, 0.5)

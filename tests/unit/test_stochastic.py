@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.vectors import Flat, Sent, normal, segments_of, taken_by
-from laconic import wire
+from laconic import coding, wire
 from laconic.compressors import Stochastic
 from laconic.compressors.stochastic import _systematic
 from laconic.costs import Affine, Bits, Packets, Seconds
@@ -56,10 +56,16 @@ def _chances(values: list[float], count: int) -> list[float]:
         sure += 1
 
 
+def _message_bits(count: int, entries: int) -> float:
+    """A message of one segment that is counted: header, count, what parts are padded by, float64 and positions."""
+    positions = coding.position_bits(entries, count, coding.best_width(entries, count))
+    return 8.0 * (wire.HEADER_BYTES + 8 + 24) + 64 * count + positions
+
+
 def _efficiency(values: list[float], count: int, cost) -> float:
     chances = _chances(values, count) if count < len(values) else [1.0] * count
     gain = sum(v * v for v in values) / sum(v * v / p for v, p in zip(values, chances, strict=True))
-    return gain / float(cost.of(torch.tensor([8.0 * (wire.HEADER_BYTES + 12 * count)])))
+    return gain / float(cost.of(torch.tensor([_message_bits(count, len(values))])))
 
 
 # Laws

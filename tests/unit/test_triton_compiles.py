@@ -21,11 +21,12 @@ from triton.runtime.jit import JITFunction
 noted = []
 JITFunction.__getitem__ = lambda kernel, grid: lambda *given, **named: noted.append((kernel, given, named))
 
+from laconic.coding import Form, blocks_of
 from laconic.kernels import Inflow, Places, cuda
 from laconic.segments import Segments
 
 TYPES = {torch.float32: "fp32", torch.float64: "fp64", torch.bfloat16: "bf16", torch.float16: "fp16",
-         torch.int64: "i64", torch.int32: "i32", torch.int16: "i16"}
+         torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.uint8: "u8"}
 dtype = getattr(torch, sys.argv[1])
 wide = torch.float64 if dtype == torch.float64 else torch.float32
 layer = Segments.of(["a", "b"], [5000, 70001])
@@ -39,6 +40,16 @@ cuda.take_above_(grad, layer, levels, [5, 70], largest=levels)
 cuda.take_above_(grad, layer, levels, [5, 70])
 cuda.take_top_(grad, layer, [5, 70])
 cuda.add_payloads_(x, [torch.arange(3), torch.arange(3, dtype=torch.int32)], [x[:3]] * 2, scale=0.5)
+blocks, ends = blocks_of(layer, (5, 70)), torch.tensor([5, 75])
+rows = cuda.encode_positions(torch.arange(75), ends, blocks).repeat(2, 1)
+cuda.encode_positions(torch.arange(75, dtype=torch.int32), ends, blocks)
+cuda.decode_positions(rows, [[5, 70]] * 2, blocks)
+cuda.span_statistics(grad[:75], ends)
+for seed in (None, 1):
+    cuda.quantise_line(x[:75], ends, x[:4].view(2, 2), bits=4, seed=seed)
+    cuda.quantise_line(x[:75].double(), ends, x[:4].view(2, 2).double(), bits=4, seed=seed)
+for form in (Form(kind="line", bits=4), Form(kind="table", bits=4)):
+    cuda.dequantise(rows[0, :75], ends, x[: 2 * form.numbers].view(2, -1), form)
 for kernel, given, named in noted:
     values = dict(zip(kernel.arg_names, given)) | {k: v for k, v in named.items() if k in kernel.arg_names}
     options = {k: v for k, v in named.items() if k not in kernel.arg_names}
@@ -79,6 +90,12 @@ def test_every_kernel_compiles_for_a_gpu_that_is_not_here(dtype):
         "narrow",
         "settle",
         "pick",
+        "encode",
+        "count_ones",
+        "decode",
+        "statistics",
+        "quantise",
+        "dequantise",
     } <= names
     assert all(int(size) > 0 for _, size, _ in kernels)
     # A product and a sum made one would round once where the definition rounds twice.

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.vectors import segments_of
+from laconic.coding import Form
 from laconic.errors import GroupError, WireError
 from laconic.pace import UNKNOWN_PACE, Pace
 from laconic.types import Plan
@@ -21,9 +22,16 @@ from laconic.wire.header import Received
 
 CPU = torch.device("cpu")
 CAPACITY = 10
-OWN = Header(fingerprint=11, step=22, count=3, wanted=4, finite=True, rates=33, value_bytes=4)
+ENTRIES = 50
+OWN = Header(fingerprint=11, step=22, count=CAPACITY, wanted=12, finite=True, rates=33, value_bytes=4)
 PLAN = Plan(known=slice(0, 0), known_sizes=(), choosing=segments_of([20, 30]), rooms=(4, 6))
 COUNTED = replace(PLAN, counted=True)
+FORMS = [
+    Form(kind="float"),
+    Form(kind="bfloat16", bits=16),
+    *(Form(kind="line", bits=b) for b in (2, 4, 8)),
+    *(Form(kind="table", bits=b) for b in (1, 2, 4, 8)),
+]
 
 
 def _words(header: Header) -> list[int]:
@@ -72,11 +80,12 @@ def _as_word(numbers: Sequence[float]) -> int:
         Header,
         fingerprint=st.integers(-(2**63), 2**63 - 1),
         step=st.integers(0, 2**63 - 1),
-        count=st.integers(0, CAPACITY),
-        wanted=st.integers(CAPACITY, 2**63 - 1),
+        count=st.just(CAPACITY),
+        wanted=st.integers(CAPACITY, ENTRIES),
         finite=st.booleans(),
         rates=st.integers(0, 2**32 - 1),
         value_bytes=st.sampled_from([2, 4, 8]),
+        form=st.sampled_from(FORMS),
         loss=st.floats(),
         alarmed=st.booleans(),
         pace=st.builds(Pace, waited=st.floats(0, 1e6, width=32), rest=st.floats(0, 1e6, width=32)),
@@ -93,8 +102,8 @@ def test_the_words_stand_where_the_format_says():
     told = replace(OWN, loss=2.5, pace=Pace(waited=0.5, rest=0.25), change=_pair(-1.5, 3.0))
     words = _words(replace(told, finite=False, alarmed=True))
     assert len(words) * 8 == HEADER_BYTES
-    assert struct.pack("<q", words[0]) == b"laconic\x03"
-    assert words[1:5] == [11, 22, 3, 4]
+    assert struct.pack("<q", words[0]) == b"laconic\x04"
+    assert words[1:5] == [11, 22, 10, 12]
     assert words[5] == 1 | 2 | 4 << 8
     assert words[6] == 33
     assert struct.pack("<q", words[7]) == struct.pack("<d", 2.5)
@@ -102,18 +111,40 @@ def test_the_words_stand_where_the_format_says():
     assert struct.pack("<q", words[9]) == struct.pack("<ff", -1.5, 3.0)
 
 
+@pytest.mark.parametrize(
+    ("form", "written"),
+    [
+        (Form(kind="float"), 0),
+        (Form(kind="bfloat16", bits=16), 1 | 16 << 8),
+        (Form(kind="line", bits=4), 2 | 4 << 8),
+        (Form(kind="table", bits=1), 3 | 1 << 8),
+    ],
+    ids=str,
+)
+def test_the_form_of_values_stands_in_the_flags(form, written):
+    assert _words(replace(OWN, form=form))[5] == 4 << 8 | written << 16
+
+
+def test_every_form_is_another_number():
+    assert len({replace(OWN, form=form).written for form in FORMS}) == len(FORMS)
+
+
 def test_counts_and_flag_may_still_lie_on_a_device():
-    lazy = replace(OWN, count=torch.tensor(3), wanted=torch.tensor(4), finite=torch.tensor(False))
+    lazy = replace(OWN, count=torch.tensor(10), wanted=torch.tensor(12), finite=torch.tensor(False))
     assert _words(lazy) == _words(replace(OWN, finite=False))
 
 
 @given(st.lists(st.tuples(st.integers(0, CAPACITY), st.booleans(), st.booleans()), min_size=1, max_size=5))
 def test_each_rank_has_its_own_count_and_flags(ranks):
+    """Where nobody counts a rank uses all room; one whose gradient is not finite finds what it finds."""
     headers = [
-        replace(OWN, count=count, wanted=count + 7, finite=finite, alarmed=alarmed, loss=float(count))
+        replace(OWN, count=count if not finite else CAPACITY, wanted=CAPACITY + 7, finite=finite, alarmed=alarmed)
         for count, finite, alarmed in ranks
     ]
-    assert all(_same(seen, header) for seen, header in zip(_read(OWN, *headers), headers, strict=True))
+    headers = [replace(header, loss=float(rank)) for rank, header in enumerate(headers)]
+    for seen, header in zip(_read(OWN, *headers), headers, strict=True):
+        assert _same(seen, header)
+        assert seen.chosen == (PLAN.rooms if header.finite else (0, 0))
 
 
 def test_a_loss_that_was_not_told_is_not_a_number():
@@ -147,6 +178,8 @@ def test_counts_that_follow_say_how_many_were_sent(a, b):
     header = replace(OWN, count=min(a, 4) + min(b, 6), wanted=a + b)
     seen = _read_counted(header, a, b)
     assert (seen.counts, seen.count, seen.wanted) == ((a, b), min(a, 4) + min(b, 6), a + b)
+    assert seen.chosen == (min(a, 4), min(b, 6))
+    assert _read_counted(replace(header, finite=False), a, b).chosen == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -162,6 +195,10 @@ def test_counts_that_follow_say_how_many_were_sent(a, b):
         (4, 5, (4, 0)),
         (10, 10, (4, 7)),
         (5, 2**62, (4, 1)),
+        # More than there are.
+        (4, 21, (21, 0)),
+        (10, 51, (20, 31)),
+        (4, 2**31 - 1, (2**31 - 1, 0)),
     ],
     ids=str,
 )
@@ -191,8 +228,27 @@ def test_a_rank_that_differs_is_named_with_both_values_and_what_to_do(field, the
         _read(OWN, *headers)
 
 
+@pytest.mark.parametrize(("ours", "theirs"), [(a, b) for a in FORMS for b in FORMS if a != b], ids=str)
+def test_another_form_of_values_is_refused(ours, theirs):
+    own, other = replace(OWN, form=ours), replace(OWN, form=theirs)
+    match = rf"rank 1 is at written {other.written} while this rank is at written {own.written}\. .*same method"
+    with pytest.raises(GroupError, match=match):
+        _read(own, own, other)
+
+
 @pytest.mark.parametrize(
-    ("count", "wanted"), [(CAPACITY + 1, 99), (-1, 5), (4, 3), (0, -1), (2**63 - 1, 2**63 - 1), (-(2**63), 0)]
+    ("count", "wanted"),
+    [
+        (CAPACITY + 1, 50),
+        (CAPACITY - 1, 50),
+        (-1, 5),
+        (CAPACITY, CAPACITY - 1),
+        (0, -1),
+        (CAPACITY, ENTRIES + 1),
+        (CAPACITY, 2**63 - 1),
+        (2**63 - 1, 2**63 - 1),
+        (-(2**63), 0),
+    ],
 )
 def test_an_impossible_count_is_refused_with_rank_count_and_rooms(count, wanted):
     bad = _words(OWN)
@@ -201,10 +257,10 @@ def test_an_impossible_count_is_refused_with_rank_count_and_rooms(count, wanted)
         _read(OWN, OWN, bad)
 
 
-@pytest.mark.parametrize("magic", [0, -1, int.from_bytes(b"laconic\x02", "little")])
+@pytest.mark.parametrize("magic", [0, -1, int.from_bytes(b"laconic\x03", "little")])
 def test_bytes_that_are_no_message_of_this_version_are_refused(magic):
     with pytest.raises(
-        WireError, match=rf"rank 1 sent .*not a laconic message of version 3 .*{magic:#x}, expected"
+        WireError, match=rf"rank 1 sent .*not a laconic message of version 4 .*{magic:#x}, expected"
     ):
         _read(OWN, OWN, _changed(0, magic))
 

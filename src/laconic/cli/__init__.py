@@ -21,6 +21,7 @@ try:
     from laconic.cli.train import ResumeTrain, Train
     from laconic.lab.bench_kernels import BenchKernels
     from laconic.lab.bench_step import BenchStep
+    from laconic.lab.bench_wire import BenchWire
     from laconic.lab.launch import RankError
 except ModuleNotFoundError as error:
     missing = (error.name or "").split(".")[0]
@@ -32,9 +33,13 @@ except ModuleNotFoundError as error:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """Measure on this machine what laconic's kernels and steps take."""
+    """Measure on this machine what laconic's kernels, steps and messages take."""
 
-    benchmark: Annotated[BenchKernels, subcommand("kernels")] | Annotated[BenchStep, subcommand("step")]
+    benchmark: (
+        Annotated[BenchKernels, subcommand("kernels")]
+        | Annotated[BenchStep, subcommand("step")]
+        | Annotated[BenchWire, subcommand("wire")]
+    )
 
     def run(self) -> None:
         """Run the benchmark chosen."""

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from laconic.cli.runs import print_json
+from laconic.codecs import WORDS
 from laconic.costs import COSTS
 from laconic.lab.method_words import about
 from laconic.methods import METHODS
@@ -40,6 +41,7 @@ class Methods:
             "Write settings behind the name: --method topk:density=0.001:memory=update\n"
             "How a local method sends is a method too, with + for the colons: --method "
             "celgc:every=16:send=topk+density=0.01\n"
+            f"How values are written is a setting of most: --method topk:values=int4, or {', '.join(WORDS)}\n"
             "What cat weighs T against, the entries that a rank sends: --method cat:cost=bits, or "
             f"{', '.join(others)}; seconds are those of the link as fitted while training",
             highlight=False,

@@ -1,14 +1,12 @@
 """WHAT is worth sending. A re-export here is a compressor's registration."""
 
 from laconic.compressors.adacomp import AdaComp
-from laconic.compressors.binned import Binned
 from laconic.compressors.chunk_topk import ChunkTopK
 from laconic.compressors.dense import Dense
 from laconic.compressors.gaussiank import GaussianK
 from laconic.compressors.randomk import RandomK
 from laconic.compressors.sampled_topk import SampledTopK
 from laconic.compressors.sidco import Sidco
-from laconic.compressors.sign_topk import SignTopK
 from laconic.compressors.std_threshold import StdThreshold
 from laconic.compressors.stochastic import Stochastic
 from laconic.compressors.strom import Strom
@@ -16,14 +14,12 @@ from laconic.compressors.topk import TopK
 
 __all__ = [
     "AdaComp",
-    "Binned",
     "ChunkTopK",
     "Dense",
     "GaussianK",
     "RandomK",
     "SampledTopK",
     "Sidco",
-    "SignTopK",
     "StdThreshold",
     "Stochastic",
     "Strom",

@@ -16,10 +16,12 @@ from torch import Tensor
 
 from laconic import kernels, wire
 from laconic.arguments import check_amounts, check_share, check_whole
+from laconic.coding import Form
 from laconic.compressors.selection import density_plan, fixed_plan, kept, rows_of, take_known_
 from laconic.costs import Cost, Seconds
-from laconic.descent import Size, choose, omega, probabilities
+from laconic.descent import choose, omega, probabilities
 from laconic.segments import Segment, Segments
+from laconic.sizes import Size
 from laconic.types import Fresh, Payload, Plan
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -52,7 +54,9 @@ class Stochastic:
     lambda is such that the p_j sum to T, and exactly T entries are drawn. T is the ``density`` share of the
     segment. With a ``cost`` every rank chooses T of its own, the one that buys most expected descent for its cost
     (the multi-node form of CAT), between the shares ``floor`` and ``ceiling`` of the segment and at least 1;
-    ``density`` is then the first guess of the room for it, and T never exceeds the room that was agreed on.
+    ``density`` is then the first guess of the room for it, and T never exceeds the room that was agreed on. For the
+    cost a message has a header, what is sent whole and this segment's entries, their positions coded; of the codec
+    and of what else travels a compressor knows nothing, and values count as if they were sent exactly.
 
     The draw depends on ``seed``, the step, the segment's name and its values: ranks whose gradients differ draw
     independently, and a step done again draws the same. x is left as g - sent: drop it (``memory="none"``), for
@@ -102,15 +106,12 @@ class Stochastic:
     def compress_(self, x: Tensor, segments: Segments, plan: Plan, fresh: Fresh) -> Payload:
         """Take g_j / p_j out of each entry that is drawn; leave the rest in x."""
         known = take_known_(x, plan)
-        size = Size(
-            fixed_bits=8 * wire.HEADER_BYTES,
-            entry_bits=8 * wire.entry_bytes(numel=x.numel(), value_bytes=x.element_size()),
-        )
+        frame = wire.Frame(plan=plan, form=Form(kind="float"), dtype=x.dtype)
         views, largest = plan.choosing.views(x), fresh.largest[rows_of(segments, plan.choosing, x.device)]
         drawn = []
         for i, facts in enumerate(_facts(views, largest)):
             segment, g = plan.choosing.items[i], _relative(views[i], largest[i])
-            drawn.append(self._draw(g, facts, size, room=plan.rooms[i], share=self._share(segment, plan, facts)))
+            drawn.append(self._draw(g, facts, frame, room=plan.rooms[i], share=self._share(segment, plan, facts)))
         passed = [
             torch.zeros_like(v, dtype=torch.bool).index_fill_(0, d.places, 1)
             for v, d in zip(views, drawn, strict=True)
@@ -130,12 +131,12 @@ class Stochastic:
         source = torch.Generator().manual_seed(zlib.crc32(text.encode()))
         return float(torch.rand((), generator=source, dtype=torch.float64))
 
-    def _draw(self, g: Tensor, facts: _Facts, size: Size, *, room: int, share: float) -> _Drawn:
+    def _draw(self, g: Tensor, facts: _Facts, frame: wire.Frame, *, room: int, share: float) -> _Drawn:
         """Draw from one segment, given its magnitudes; never more than there is room for."""
         if not facts.finite:
             # There are no probabilities, and all ranks will drop this step: anything will do.
             return _for_sure(torch.arange(room, device=g.device), wanted=room)
-        wanted = room if self.cost is None else self._own_count(g, facts, size)
+        wanted = room if self.cost is None else self._own_count(g, facts, frame)
         # To leave out what does not fit would be a bias: T is cut before the draw.
         count = min(wanted, room)
         if count < facts.nonzeros:
@@ -147,11 +148,12 @@ class Stochastic:
         zeros = torch.nonzero_static(g == 0, size=count - facts.nonzeros).flatten()
         return _for_sure(torch.cat([there, zeros]).sort().values, wanted=wanted)
 
-    def _own_count(self, g: Tensor, facts: _Facts, size: Size) -> int:
+    def _own_count(self, g: Tensor, facts: _Facts, frame: wire.Frame) -> int:
         """Return how many entries buy most descent for their cost."""
         if facts.nonzeros == 0 or self.cost is None:
             return 0
         least, most = (min(kept(g.numel(), share), facts.nonzeros) for share in (self.floor, self.ceiling))
+        size = Size(fixed_bits=8 * frame.fixed, entry_bits=frame.value_bits, among=g.numel())
         return choose(omega(g), size, self.cost, floor=least, ceiling=most).count
 
 

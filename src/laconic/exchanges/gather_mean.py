@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import isfinite, isnan, nan
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, get_args
 
 import torch
@@ -11,30 +10,63 @@ from torch import Tensor
 
 from laconic import kernels, wire
 from laconic.arguments import check_choice
+from laconic.codecs import Exact
+from laconic.coding import Codec
 from laconic.collectives import AllGather
+from laconic.exchanges.lettering import (
+    all_read_finite,
+    check_codec,
+    frame_of,
+    give_back_,
+    header_of,
+    mean_told,
+    seed_of,
+    share_told,
+)
 from laconic.pace import Pace
 from laconic.segments import Segments
 from laconic.spectrum import Spectrum
-from laconic.types import Compressor, Envelope, Gathered, Mean, Over, Payload, Plan, Steps
+from laconic.types import Compressor, Envelope, Gathered, Mean, Over, Plan, Steps
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatherMean:
     """One all-gather of messages whose size follows from the plan; volume received grows with the ranks.
 
-    A chosen entry is divided ``over`` all ``ranks`` that send, or over its ``senders`` alone: those that sent a
-    value other than zero for it, so that a rarely sent entry moves by up to the number of ranks more (SparseLoCo).
+    ``values`` says how values are written; what that loses stays in x. A chosen entry is divided ``over`` all
+    ``ranks`` that send, or over its ``senders`` alone: those that sent a value other than zero for it, so that a
+    rarely sent entry moves by up to the number of ranks more (SparseLoCo).
     """
 
     name: ClassVar[str] = "gather_mean"
-    lossless: ClassVar[bool] = True
+    tells: ClassVar[bool] = True
     over: Over = "ranks"
+    values: Codec = field(default_factory=Exact)
 
     def __post_init__(self) -> None:
+        check_codec(self.values)
         check_choice("over", self.over, get_args(Over))
+
+    @property
+    def lossless(self) -> bool:
+        """Whether values arrive as they are."""
+        return isinstance(self.values, Exact)
 
     def check(self, compressor: Compressor) -> None:
         """Accept every compressor."""
+
+    def received_bytes(
+        self,
+        plan: Plan,
+        *,
+        world_size: int,
+        dtype: torch.dtype = torch.float32,
+        notes: int = 0,
+        spectrum: bool = False,
+    ) -> int:
+        """Return how many bytes a rank receives, its own among them."""
+        frame = wire.Frame(plan=plan, form=self.values.form, dtype=dtype, notes=notes, spectrum=spectrum)
+        return world_size * frame.total
 
     def steps(self, x: Tensor, segments: Segments, compressor: Compressor, envelope: Envelope) -> Steps:
         """Leave in x what this rank did not send; return the mean of what all ranks sent.
@@ -44,43 +76,47 @@ class GatherMean:
         """
         senders = _checked(envelope)
         plan = compressor.plan(segments, step=envelope.step, rooms=envelope.rooms)
-        notes = 0 if envelope.notes is None else envelope.notes.numel()
-        tells = envelope.spectrum is not None
-        payload, message = None, torch.empty(0, dtype=torch.uint8, device=x.device)
-        header = _header(None, plan, envelope, value_bytes=x.element_size())
+        frame = frame_of(plan, self.values, x, envelope)
+        own, message = None, torch.empty(0, dtype=torch.uint8, device=x.device)
+        header = header_of(None, frame, envelope)
         if senders is None or envelope.rank in senders:
             fresh = envelope.fresh or kernels.fresh_of(x, segments)
-            payload = compressor.compress_(x, segments, plan, fresh)
-            header = _header(payload, plan, envelope, value_bytes=x.element_size())
-            message = wire.pack(
-                payload, plan, header, numel=x.numel(), notes=envelope.notes, spectrum=envelope.spectrum
-            )
-        shape = {"numel": x.numel(), "value_bytes": x.element_size()}
-        size = wire.message_bytes(plan, notes=notes, spectrum=tells, **shape)
-        rows = yield AllGather(send=message, senders=senders, size=size)
-        messages = wire.unpack(rows, plan, header, numel=x.numel(), notes=notes, dtype=x.dtype, spectrum=tells)
+            own = compressor.compress_(x, segments, plan, fresh)
+            header = header_of(own, frame, envelope)
+            packed = wire.pack(
+                frame, own, header, self.values, notes=envelope.notes, spectrum=envelope.spectrum,
+                seed=seed_of(envelope),
+            )  # fmt: skip
+            give_back_(x, plan, own, packed.sent)
+            own, message = packed.sent, packed.message
+        rows = yield AllGather(send=message, senders=senders, size=frame.total)
+        messages = wire.unpack(rows, frame, header)
         headers = [m.header for m in messages]
+        if own is not None:
+            # Behind the last entry there may be room that stands for nothing.
+            place = envelope.rank if senders is None else senders.index(envelope.rank)
+            count = headers[place].count
+            own = replace(own, positions=own.positions[:count], values=own.values[:count])
         counts = zip(*(h.counts for h in headers), strict=True) if plan.counted else []
         return Mean(
             values=Gathered(known=plan.known, payloads=tuple(m.payload for m in messages), over=self.over),
-            # Where everything is sent no rank has looked before; every rank sees the same values, at one glance.
-            finite=all(h.finite for h in headers)
-            and kernels.all_finite(torch.cat([m.payload.known for m in messages])),
+            finite=all(h.finite for h in headers) and all_read_finite([m.payload for m in messages]),
             sent=sum(h.count for h in headers) + plan.known_count * len(headers),
             wanted=sum(h.wanted for h in headers) + plan.known_count * len(headers),
-            notes=torch.stack([m.notes for m in messages]).sum(0) if notes else None,
+            notes=torch.stack([m.notes for m in messages]).sum(0) if frame.notes else None,
             qualified=sum(h.wanted for h in headers),
             choosable=plan.choosing.numel * len(headers),
             counts=dict(zip(plan.choosing.names, counts, strict=False)),
             rooms=dict(zip(plan.choosing.names, plan.rooms, strict=True)),
-            loss=_mean_told([h.loss for h in headers]),
+            loss=mean_told([h.loss for h in headers]),
             alarmed=any(h.alarmed for h in headers),
             pace=Pace.of_group([h.pace for h in headers]),
-            spectrum=Spectrum.mean([m.spectrum for m in messages if m.spectrum]) if tells else None,
-            change=_share([h.change for h in headers]),
-            fixed_bytes=wire.fixed_bytes(plan, notes=notes, spectrum=tells, **shape),
-            entry_bytes=wire.entry_bytes(**shape),
-            own=payload,
+            spectrum=Spectrum.mean([m.spectrum for m in messages if m.spectrum]) if frame.spectrum else None,
+            change=share_told([h.change for h in headers]),
+            message_bytes=frame.total,
+            fixed_bytes=frame.fixed,
+            value_bits=frame.value_bits,
+            own=own,
             senders=senders,
         )
 
@@ -93,37 +129,3 @@ def _checked(envelope: Envelope) -> tuple[int, ...] | None:
             f"rank the same ones, or None for all."
         )
     return senders
-
-
-def _header(payload: Payload | None, plan: Plan, envelope: Envelope, *, value_bytes: int) -> wire.Header:
-    """Return this rank's header; without a payload it says what others must agree with, and is not sent."""
-    count: Tensor | int = 0
-    wanted: Tensor | int = 0
-    if payload is not None:
-        rooms = torch.tensor(plan.rooms, dtype=torch.int64).to(payload.wanted.device, non_blocking=True)
-        count, wanted = torch.minimum(payload.wanted, rooms).sum(), payload.wanted.sum()
-    return wire.Header(
-        fingerprint=envelope.fingerprint,
-        step=envelope.step,
-        count=count,
-        wanted=wanted,
-        finite=envelope.finite,
-        rates=envelope.rates,
-        value_bytes=value_bytes,
-        loss=envelope.loss,
-        alarmed=envelope.alarmed,
-        pace=envelope.pace,
-        change=envelope.change,
-    )
-
-
-def _share(told: list[tuple[float, float]]) -> float:
-    """Return the sum of the first numbers over that of the second, of those ranks that know them."""
-    known = [pair for pair in told if isfinite(sum(pair))]
-    whole = sum(second for _, second in known)
-    return sum(first for first, _ in known) / whole if whole > 0 else nan
-
-
-def _mean_told(losses: list[float]) -> float:
-    told = [loss for loss in losses if not isnan(loss)]
-    return sum(told) / len(told) if told else nan

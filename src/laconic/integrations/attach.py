@@ -27,12 +27,14 @@ from laconic.integrations.ddp import DdpSurface
 from laconic.integrations.link import Link
 from laconic.integrations.local import LocalSurface
 from laconic.integrations.momentum import MovedMomentum, movable
+from laconic.integrations.nodes import on_nodes
 from laconic.integrations.plain import PlainSurface
 from laconic.integrations.surface import Surface
-from laconic.layout import dimension_order, flatten
+from laconic.layout import dimension_order, flatten, rows_of
 from laconic.memory import accumulation_dtype
 from laconic.method import Method
 from laconic.methods import recommended
+from laconic.nodes import node_size_of
 from laconic.reducer import Reducer
 from laconic.rounds import Rounds
 from laconic.segments import Segments
@@ -75,7 +77,9 @@ def attach(
     ddp = model if isinstance(model, DistributedDataParallel) else None
     module = model if ddp is None else cast("torch.nn.Module", ddp.module)
     parameters = check_parameters(module, optimizer, every_trainable=ddp is not None)
-    transport = ProcessGroupTransport(_group(ddp, group), next(iter(parameters.values())).device)
+    talking, device = _group(ddp, group), next(iter(parameters.values())).device
+    method = on_nodes(method, dist.get_process_group_ranks(talking))
+    transport = ProcessGroupTransport(talking, device, node_size=node_size_of(method))
     moves = _moves(method, optimizer, scaler, said=transport.rank == 0)
     kind = f"{'plain' if ddp is None else 'DDP'}{' with a GradScaler' if scaler else ''}"
     kind += " with momentum moved" if moves else ""
@@ -120,7 +124,7 @@ def _reducer(
     tensors = list(parameters.values())
     return Reducer(
         method,
-        Segments.of(list(parameters), [p.numel() for p in tensors]),
+        Segments.of(list(parameters), [p.numel() for p in tensors], [rows_of(p) for p in tensors]),
         transport,
         dtype=accumulation_dtype([p.dtype for p in tensors]),
         device=tensors[0].device,
@@ -135,7 +139,7 @@ def _reducer(
 
 def _compiled(method: Method, parameters: Mapping[str, torch.nn.Parameter], *, said: bool) -> float:
     """Have the kernels ready before the first step; return the seconds that took, and say so if it was long."""
-    if isinstance(method.compressor, Dense):
+    if isinstance(method.compressor, Dense) and method.exchange.lossless:
         return 0.0
     began, tensors = time.perf_counter(), list(parameters.values())
     dtypes = [p.dtype for p in tensors]

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from laconic.errors import LaconicError
 from laconic.integrations.link import Link
-from laconic.layout import unflatten
+from laconic.layout import rows_of, unflatten
 from laconic.segments import Segments
 
 
@@ -85,7 +85,8 @@ class DdpSurface:
         """Where a bucket's parameters lie in it: the same object in every step, so that what is derived is kept."""
         names = tuple(self._names[id(p)] for p in parameters)
         if names not in self._layouts:
-            self._layouts[names] = Segments.of(names, [p.numel() for p in parameters])
+            sizes, rows = [p.numel() for p in parameters], [rows_of(p) for p in parameters]
+            self._layouts[names] = Segments.of(names, sizes, rows)
         return self._layouts[names]
 
     def _fill_unused(self) -> None:

@@ -185,6 +185,7 @@ class Link:
     def install(self, surface: Surface) -> None:
         """Check that all ranks agree, then put the method to work. Called by ``attach``."""
         self._shake_hands(self._identity)
+        self.transport.connect()
         surface.install()
         if self._moved is not None:
             self._moved.take()

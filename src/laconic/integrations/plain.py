@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from laconic.integrations.link import Link
-from laconic.layout import flatten, unflatten
+from laconic.layout import flatten, rows_of, unflatten
 from laconic.segments import Segments
 from laconic.transports import ProcessGroupTransport
 
@@ -19,7 +19,8 @@ class PlainSurface:
     def __init__(self, module: torch.nn.Module, link: Link) -> None:
         self._module, self._link = module, link
         parameters = list(link.parameters.values())
-        self._segments = Segments.of(list(link.parameters), [p.numel() for p in parameters])
+        sizes, rows = [p.numel() for p in parameters], [rows_of(p) for p in parameters]
+        self._segments = Segments.of(list(link.parameters), sizes, rows)
         dtype = reduce(torch.promote_types, [p.dtype for p in parameters])
         self._arena = torch.zeros(self._segments.numel, dtype=dtype, device=parameters[0].device)
         self._views = self._segments.views(self._arena)

@@ -14,7 +14,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from laconic.kernels import reference
+from laconic.coding import Blocks, Form
+from laconic.kernels import reference, reference_coding
 from laconic.kernels.reference import (
     Accumulated,
     Inflow,
@@ -25,24 +26,55 @@ from laconic.kernels.reference import (
     segment_norms,
     take_where_,
 )
+from laconic.kernels.reference_coding import (
+    BELOW,
+    BELOW_COUNT,
+    COUNT,
+    LARGEST,
+    LEAST,
+    MAGNITUDES,
+    SQUARES,
+    SUM,
+    Placed,
+    owners,
+    pack_codes,
+    unpack_codes,
+)
 from laconic.kernels.selfcheck import differences
 from laconic.segments import Segments
 
 __all__ = [
+    "BELOW",
+    "BELOW_COUNT",
+    "COUNT",
+    "LARGEST",
+    "LEAST",
+    "MAGNITUDES",
+    "SQUARES",
+    "SUM",
     "Accumulated",
     "Inflow",
+    "Placed",
     "Places",
     "Taken",
     "accumulate_",
     "add_payloads_",
     "all_finite",
+    "decode_positions",
+    "dequantise",
+    "encode_positions",
     "fresh_of",
     "in_use",
+    "owners",
+    "pack_codes",
+    "quantise_line",
     "segment_norms",
+    "span_statistics",
     "store_",
     "take_above_",
     "take_top_",
     "take_where_",
+    "unpack_codes",
     "warm",
 ]
 
@@ -50,6 +82,8 @@ _log = logging.getLogger("laconic")
 _NEEDS = {"cpu": "numba", "cuda": "triton"}
 # Kinds of device on which the fast twins were found wanting.
 _refused: set[str] = set()
+# What has passed its exam in this process: twins, device and dtypes.
+_passed: set[tuple[object, ...]] = set()
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -150,11 +184,12 @@ def add_payloads_(
 def warm(device: torch.device | str, dtype: torch.dtype, grads: Sequence[torch.dtype]) -> None:
     """Compile the kernels for these dtypes of memory and gradients, or find them on disk, and try them.
 
-    If they do not do here what the plain ones do, that is said, and the plain ones are used.
+    If they do not do here what the plain ones do, that is said, and the plain ones are used. Once is enough.
     """
     kind = torch.device(device).type
     fast = _fast(kind)
-    if fast is None or kind in _refused:
+    exam = (fast, str(device), dtype, tuple(grads))
+    if fast is None or kind in _refused or exam in _passed:
         return
     try:
         wrong = ", ".join(differences(fast, device, dtype, grads))
@@ -169,3 +204,40 @@ def warm(device: torch.device | str, dtype: torch.dtype, grads: Sequence[torch.d
             kind,
             wrong,
         )
+    else:
+        _passed.add(exam)
+
+
+def encode_positions(positions: Tensor, ends: Tensor, blocks: Blocks) -> Tensor:
+    """Return the bytes of ascending positions; see ``reference_coding``."""
+    raw: Tensor = _coder(positions).encode_positions(positions, ends, blocks)
+    return raw
+
+
+def decode_positions(rows: Tensor, counts: list[list[int]], blocks: Blocks) -> Placed:
+    """Read each row's positions and say whether they are good; see ``reference_coding``."""
+    placed: Placed = _coder(rows).decode_positions(rows, counts, blocks)
+    return placed
+
+
+def span_statistics(values: Tensor, ends: Tensor) -> Tensor:
+    """Return eight numbers of each span's values; see ``reference_coding``."""
+    numbers: Tensor = _coder(values).span_statistics(values, ends)
+    return numbers
+
+
+def quantise_line(values: Tensor, ends: Tensor, numbers: Tensor, *, bits: int, seed: int | None = None) -> Tensor:
+    """Return the codes of values on their span's line; see ``reference_coding``."""
+    codes: Tensor = _coder(values).quantise_line(values, ends, numbers, bits=bits, seed=seed)
+    return codes
+
+
+def dequantise(codes: Tensor, ends: Tensor, numbers: Tensor, form: Form) -> Tensor:
+    """Return what codes stand for; see ``reference_coding``."""
+    values: Tensor = _coder(codes).dequantise(codes, ends, numbers, form)
+    return values
+
+
+def _coder(x: Tensor) -> ModuleType:
+    kind = x.device.type
+    return reference_coding if kind in _refused else _fast(kind) or reference_coding

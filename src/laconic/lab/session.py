@@ -172,6 +172,7 @@ def _result(trial: Trial, loop: Loop, outcome: Outcome) -> dict[str, Any]:
         "clipped_share": outcome.clipped_share,
         "skipped_steps": stats.skipped_steps,
         "data_share": totals.data_seconds / totals.seconds if totals.seconds else 0.0,
+        "link_bytes_sent_per_rank": stats.link_bytes,
         "setup_bytes": stats.setup_bytes,
         "lab_bytes": totals.lab_bytes + stats.look_bytes,
         "weights_sha256": outcome.weights_sha256,

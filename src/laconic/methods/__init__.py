@@ -30,6 +30,8 @@ from laconic.methods.local_steps import (
     sparseloco,
     spartan,
 )
+from laconic.methods.low_rank import powersgd
+from laconic.methods.quantised import ef_sign, one_bit, qsgd, terngrad
 
 __all__ = [
     "METHODS",
@@ -40,12 +42,16 @@ __all__ = [
     "dense",
     "dgc",
     "diloco",
+    "ef_sign",
     "episode",
     "episode_pp",
     "gaussiank",
     "local_sgd",
+    "one_bit",
     "parallel_clip",
     "post_local",
+    "powersgd",
+    "qsgd",
     "randomk",
     "recommended",
     "sdagc",
@@ -53,6 +59,7 @@ __all__ = [
     "sparseloco",
     "spartan",
     "strom",
+    "terngrad",
     "topk",
     "topk_sgd",
 ]
@@ -66,18 +73,23 @@ METHODS: dict[str, Callable[..., Method]] = {
         dense,
         dgc,
         diloco,
+        ef_sign,
         episode,
         episode_pp,
         gaussiank,
         local_sgd,
+        one_bit,
         parallel_clip,
         post_local,
+        powersgd,
+        qsgd,
         randomk,
         sdagc,
         sidco,
         sparseloco,
         spartan,
         strom,
+        terngrad,
         topk,
         topk_sgd,
     )

@@ -6,11 +6,12 @@ from typing import Literal, get_args
 
 from laconic import costs
 from laconic.arguments import check_choice, check_share
-from laconic.compressors import SignTopK, StdThreshold, Stochastic, TopK
+from laconic.coding import Codec
+from laconic.compressors import StdThreshold, Stochastic, TopK
 from laconic.costs import Cost, Seconds
-from laconic.exchanges import GatherMean
 from laconic.guard import Guard
 from laconic.method import Method, Scope, Unit
+from laconic.methods.parts import Carrier, carried
 from laconic.tuners import Budget, Cat, Constant
 from laconic.tuners.cat import Coding, Weighed
 from laconic.types import Compressor, Tuner
@@ -33,6 +34,8 @@ def cat(
     bits_per_second: float | None = None,
     memory: Unit | None = None,
     whole_below: int = 1024,
+    values: Codec | str | None = None,
+    exchange: Carrier = "gather",
 ) -> Method:
     """Send at every step the amount with the most descent for its cost: CAT, Khirirat et al. 2021.
 
@@ -42,7 +45,9 @@ def cat(
     own amount if the cost is fixed (as published for several nodes). ``per="layer"`` goes bucket by bucket with one
     threshold for all layers, so that the last entry gains the same everywhere; ``per="model"`` waits for the last
     bucket. The share sent begins at ``start`` and stays between ``floor`` and ``ceiling``. ``gain`` is what is
-    weighed against the cost: by default what ``Cat`` has for the rule, with memory ``lag``.
+    weighed against the cost: by default what ``Cat`` has for the rule, with memory ``lag``. ``values`` are written
+    as a codec says, or its word: by default exactly, and with ``sign`` in one bit, those of parameters that are
+    sent whole too.
 
     Instead of the best amount: the most that takes at most ``share`` of a step's time, or ``bits_per_second`` of
     each rank's link.
@@ -56,6 +61,10 @@ def cat(
             f"start must be below 1 with rule={rule!r} and per={per!r}, got 1: where all is sent there is nothing "
             f"to move. Write a smaller floor and start."
         )
+    if rule == "sign" and values is not None:
+        raise ValueError(f"rule='sign' says how values are written, got values={values!r}. Leave them out.")
+    if values is None:
+        values = "sign" if rule == "sign" else "exact"
     price = costs.by_name(cost) if isinstance(cost, str) else cost
     if gain is None:
         gain = "alpha" if rule == "top" and memory == "none" else _GAINS[rule]
@@ -71,7 +80,7 @@ def cat(
             if own
             else _chooser(rule, per, start, whole_below)
         ),
-        exchange=GatherMean(),
+        exchange=carried(exchange, values),
         tuner=Constant() if own else tuner,
         memory="update" if memory is None else memory,
         scope=per,
@@ -83,9 +92,7 @@ def _chooser(rule: Rule, per: Scope, start: float, whole_below: int) -> Compress
     """Return what chooses entries, as many as it is told."""
     if rule == "random":
         return Stochastic(density=start, whole_below=whole_below)
-    if rule == "sign":
-        return SignTopK(density=start, whole_below=whole_below)
-    if per == "layer":
+    if per == "layer" and rule == "top":
         return StdThreshold(c=1.0, over="model", running=0.9, whole_below=whole_below).at_density(start)
     return TopK(density=start, whole_below=whole_below)
 

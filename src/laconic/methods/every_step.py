@@ -8,6 +8,7 @@ from typing import Literal, get_args
 from laconic import costs
 from laconic.arguments import check_choice, check_whole
 from laconic.clipping import ClipScope, Convention, LocalClip
+from laconic.coding import Codec
 from laconic.compressors import (
     AdaComp,
     Dense,
@@ -21,11 +22,12 @@ from laconic.compressors import (
 )
 from laconic.compressors.std_threshold import Over, Source
 from laconic.costs import Cost
-from laconic.exchanges import GatherMean, ReduceMean
+from laconic.exchanges import ReduceMean
 from laconic.guard import Guard
 from laconic.method import Method, Scope, Unit
+from laconic.methods.parts import Carrier, carried
 from laconic.tuners import Cat, Constant, Progress, Relief, Stages, TargetDensity, Warmup
-from laconic.types import Compressor, Tuner
+from laconic.types import Compressor, Exchange, Tuner
 
 Law = Literal["fixed", "warmup", "progress", "target", "cat"]
 Revision = Literal["rescale", "damp", "none"]
@@ -50,23 +52,26 @@ def topk(
     scope: Scope = "layer",
     whole_below: int = 1024,
     warmup_steps: int = 0,
+    values: Codec | str = "exact",
+    exchange: Carrier = "gather",
 ) -> Method:
     """Send the largest entries of each layer and remember the rest: TopK as practised.
 
     Aji and Heafield 2017; Lin et al. 2018 for the warm-up. Parameters with fewer than ``whole_below``
-    entries are sent whole.
+    entries are sent whole. ``values`` are written as a codec says, or its word: ``int4``, say; what that loses is
+    remembered too. ``exchange`` says how messages become a mean.
     """
     return Method(
         name="topk",
         compressor=TopK(density=density, whole_below=whole_below),
-        exchange=GatherMean(),
+        exchange=carried(exchange, values),
         tuner=_warmup(warmup_steps),
         memory=memory,
         scope=scope,
     )
 
 
-def topk_sgd(density: float = 0.01) -> Method:
+def topk_sgd(density: float = 0.01, *, values: Codec | str = "exact", exchange: Carrier = "gather") -> Method:
     """Send the K largest entries of the whole vector, memory in update units: TopK-SGD as published.
 
     Algorithm 1 of Alistarh et al., "The Convergence of Sparsified Gradient Methods", NeurIPS 2018.
@@ -74,7 +79,7 @@ def topk_sgd(density: float = 0.01) -> Method:
     return Method(
         name="topk_sgd",
         compressor=TopK(density=density, whole_below=0),
-        exchange=GatherMean(),
+        exchange=carried(exchange, values),
         tuner=Constant(),
         memory="update",
         scope="model",
@@ -112,6 +117,8 @@ def sdagc(
     whole_below: int = 1024,
     fallback: bool = False,
     cost: Cost | str | None = None,
+    values: Codec | str = "exact",
+    exchange: Carrier = "gather",
 ) -> Method:
     """Send what exceeds c deviations of the fresh gradient, with four companions: SDAGC (reconstruction).
 
@@ -135,7 +142,7 @@ def sdagc(
     return Method(
         name="sdagc",
         compressor=rule,
-        exchange=GatherMean(),
+        exchange=carried(exchange, values),
         tuner=Relief(inner=tuner) if fallback else tuner,
         memory="update" if revision == "rescale" else "gradient",
         scope=scope,
@@ -156,6 +163,8 @@ def dgc(
     masking: bool = True,
     sample: float = 0.01,
     whole_below: int = 1024,
+    values: Codec | str = "exact",
+    exchange: Carrier = "gather",
 ) -> Method:
     """Send about the largest entries, by a sampled threshold, with momentum correction: Deep Gradient Compression.
 
@@ -165,7 +174,7 @@ def dgc(
     return Method(
         name="dgc",
         compressor=SampledTopK(density=density, sample=sample, whole_below=whole_below),
-        exchange=GatherMean(),
+        exchange=carried(exchange, values),
         tuner=_warmup(warmup_steps),
         memory="gradient",
         scope="layer",
@@ -176,27 +185,50 @@ def dgc(
     )
 
 
-def gaussiank(density: float = 0.001, *, memory: Unit = "gradient", whole_below: int = 1024) -> Method:
+def gaussiank(
+    density: float = 0.001, *, memory: Unit = "gradient", whole_below: int = 1024, values: Codec | str = "exact",
+    exchange: Carrier = "gather",
+) -> Method:  # fmt: skip
     """Send what a normal distribution would have beyond a quantile, and remember the rest: Shi et al. 2019."""
-    return _plain("gaussiank", GaussianK(density=density, whole_below=whole_below), memory)
+    return _plain(
+        "gaussiank", GaussianK(density=density, whole_below=whole_below), memory, carried(exchange, values)
+    )
 
 
-def sidco(density: float = 0.001, *, memory: Unit = "gradient", whole_below: int = 1024) -> Method:
+def sidco(
+    density: float = 0.001, *, memory: Unit = "gradient", whole_below: int = 1024, values: Codec | str = "exact",
+    exchange: Carrier = "gather",
+) -> Method:  # fmt: skip
     """Send what a fitted tail has beyond a quantile, in adapted stages, and remember the rest.
 
     Abdelmoniem et al., MLSys 2021, with the exponential fit.
     """
-    return replace(_plain("sidco", Sidco(density=density, whole_below=whole_below), memory), tuner=Stages())
+    rule = Sidco(density=density, whole_below=whole_below)
+    return replace(_plain("sidco", rule, memory, carried(exchange, values)), tuner=Stages())
 
 
-def strom(tau: float = 0.01, *, memory: Unit = "update", whole_below: int = 1024) -> Method:
-    """Send +-tau of every entry beyond it, and remember the rest: Strom 2015. tau is in memory's units."""
-    return _plain("strom", Strom(tau=tau, whole_below=whole_below), memory)
+def strom(
+    tau: float = 0.01, *, memory: Unit = "update", whole_below: int = 1024, values: Codec | str = "exact",
+    exchange: Carrier = "gather",
+) -> Method:  # fmt: skip
+    """Send +-tau of every entry beyond it, and remember the rest: Strom 2015. tau is in memory's units.
+
+    Chosen values differ by their sign alone, so with ``whole_below=0`` one bit each (``values="sign"``) loses
+    nothing. It is not the default, for it would round parameters that are sent whole to one magnitude.
+    """
+    return _plain("strom", Strom(tau=tau, whole_below=whole_below), memory, carried(exchange, values))
 
 
-def adacomp(bin_size: int = 500, *, memory: Unit = "gradient", whole_below: int = 1024) -> Method:
-    """Send each bin's leaders as sign times one magnitude, and remember the rest: AdaComp, Chen et al. 2018."""
-    return _plain("adacomp", AdaComp(bin_size=bin_size, whole_below=whole_below), memory)
+def adacomp(
+    bin_size: int = 500, *, memory: Unit = "gradient", whole_below: int = 1024, values: Codec | str = "exact",
+    exchange: Carrier = "gather",
+) -> Method:  # fmt: skip
+    """Send each bin's leaders as sign times one magnitude, and remember the rest: AdaComp, Chen et al. 2018.
+
+    A layer has one magnitude, so with ``whole_below=0`` one bit a value (``values="sign"``) loses nothing; see
+    ``strom`` for why it is not the default.
+    """
+    return _plain("adacomp", AdaComp(bin_size=bin_size, whole_below=whole_below), memory, carried(exchange, values))
 
 
 def _warmup(steps: int) -> Tuner:
@@ -234,12 +266,12 @@ def _clip(norm: float | None, convention: Convention, scope: ClipScope) -> Local
     return None if norm is None else LocalClip(norm=norm, convention=convention, scope=scope)
 
 
-def _plain(name: str, compressor: Compressor, memory: Unit) -> Method:
+def _plain(name: str, compressor: Compressor, memory: Unit, exchange: Exchange) -> Method:
     """Return a selector with error memory and nothing else."""
     return Method(
         name=name,
         compressor=compressor,
-        exchange=GatherMean(),
+        exchange=exchange,
         tuner=Constant(),
         memory=memory,
         scope="layer",

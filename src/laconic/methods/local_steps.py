@@ -7,13 +7,15 @@ from typing import Literal, get_args
 
 from laconic.arguments import check_choice
 from laconic.clipping import Convention, LocalClip
-from laconic.compressors import Binned, ChunkTopK, Dense
+from laconic.coding import Codec
+from laconic.compressors import ChunkTopK, Dense
 from laconic.exchanges import GatherMean
 from laconic.local import AdaComm, DriftBudget, Every, Growing, LocalSteps, OuterStep
 from laconic.local.periods import Period
 from laconic.local.steps import Buffers, NormBy, NormOf, OptimizerState
 from laconic.method import Method
 from laconic.methods.every_step import dense, topk
+from laconic.methods.parts import Carrier, carried
 from laconic.tuners import Constant
 from laconic.types import Over
 
@@ -163,25 +165,26 @@ def sparseloco(
     *,
     k: int = 64,
     chunk: int = 4096,
-    bits: int | None = 2,
+    values: Codec | str = "binned",
     decay: float = 0.95,
     rate: float = 1.0,
     over: Over = "ranks",
     clip: float | None = None,
     convention: Convention = "local",
     buffers: Buffers = "average",
+    exchange: Carrier = "gather",
 ) -> Method:
     """Send the k largest of each chunk of the drift, coarsely rounded, and let the rest fade: SparseLoCo.
 
     2025, arXiv 2508.15706. What is owed fades by ``decay`` a round and takes the place of outer momentum. ``over``
     says whether an entry's mean is over all ranks (the paper's formula) or over those that sent it (its code).
-    Values have 2**bits levels (None: as they are), and still travel as float32.
+    ``values`` have two bits, those of small parameters that are sent whole too; a codec such as ``Binned(bits=4)``,
+    or a word, says otherwise.
     """
-    chosen = ChunkTopK(k=k, chunk=chunk)
     send = Method(
         name="sparseloco",
-        compressor=chosen if bits is None else Binned(inner=chosen, bits=bits),
-        exchange=GatherMean(over=over),
+        compressor=ChunkTopK(k=k, chunk=chunk),
+        exchange=carried(exchange, values, over=over),
         tuner=Constant(),
         memory="update",
         scope="layer",
@@ -202,6 +205,8 @@ def spartan(
     outer_momentum: float = 0.6,
     restart: float | None = None,
     buffers: Buffers = "average",
+    values: Codec | str = "exact",
+    exchange: Carrier = "gather",
 ) -> Method:
     """Step locally with clipping, send the largest entries of the drift and owe the rest: all of it at once.
 
@@ -216,7 +221,8 @@ def spartan(
         restart=restart,
         buffers=buffers,
     )
-    return _local("spartan", topk(density, memory="update", scope="model"), local)
+    send = topk(density, memory="update", scope="model", values=values, exchange=exchange)
+    return _local("spartan", send, local)
 
 
 def _local(name: str, send: Method | None, local: LocalSteps) -> Method:
@@ -229,7 +235,7 @@ def _local(name: str, send: Method | None, local: LocalSteps) -> Method:
         raise ValueError(
             f"send={send.name}() has local steps of its own. Give a method that exchanges in every step."
         )
-    if local.participants is not None and isinstance(send.compressor, Dense):
+    if local.participants is not None and isinstance(send.compressor, Dense) and send.exchange.lossless:
         send = replace(send, exchange=GatherMean())
     # Momentum of drifts is the outer step's.
     return replace(send, name=name, local=local, momentum="optimizer", masking=False)

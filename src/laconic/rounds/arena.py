@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from laconic.layout import flatten, unflatten
+from laconic.layout import flatten, rows_of, unflatten
 from laconic.memory import accumulation_dtype
 from laconic.segments import Segments
 
@@ -18,7 +18,8 @@ class Arena:
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
         self.parameters = dict(parameters)
         self._tensors = list(parameters.values())
-        self.segments = Segments.of(list(parameters), [p.numel() for p in self._tensors])
+        sizes, rows = [p.numel() for p in self._tensors], [rows_of(p) for p in self._tensors]
+        self.segments = Segments.of(list(parameters), sizes, rows)
         self._dtype = accumulation_dtype([p.dtype for p in self._tensors])
         self._device = self._tensors[0].device
 

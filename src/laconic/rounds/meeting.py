@@ -7,7 +7,7 @@ from collections.abc import Generator
 import torch
 from torch import Tensor
 
-from laconic.collectives import AllGather, AllReduce, Reply, Request, Transport
+from laconic.collectives import AllGather, AllReduce, Reply, Request, Traffic, Transport
 
 
 class Meeting:
@@ -15,7 +15,7 @@ class Meeting:
 
     def __init__(self, transport: Transport, device: torch.device) -> None:
         self._transport, self._device = transport, device
-        self.wire_bytes = self.collectives = 0
+        self.traffic = Traffic()
 
     def table(self, numbers: list[float]) -> list[list[float]]:
         """Return every rank's numbers, a row a rank."""
@@ -36,11 +36,10 @@ class Meeting:
         return rows.contiguous().view(x.dtype)
 
     def _hold(self, request: Request, what: str) -> Tensor:
-        before = (self._transport.wire_bytes, self._transport.collectives)
+        before = Traffic.of(self._transport)
         future = self._transport.start(_ask(request), label=what)
         self._transport.drain()
-        self.wire_bytes += self._transport.wire_bytes - before[0]
-        self.collectives += self._transport.collectives - before[1]
+        self.traffic += Traffic.of(self._transport) - before
         return future.value()
 
 

@@ -35,6 +35,7 @@ class Progress:
     loss_sum: float = 0.0
     loss_count: int = 0
     look_bytes: int = 0
+    look_link_bytes: int = 0
 
     def observe(self, loss: float) -> None:
         """Take in a loss; one that is not finite counts for nothing."""
@@ -66,13 +67,15 @@ class Progress:
 
 def with_rounds(reduced: Stats, now: Progress, meeting: Meeting, *, every: int, dense_bytes: int) -> Stats:
     """Return the reducer's numbers with those of the rounds in their places."""
+    told = meeting.traffic
     return replace(
         reduced,
         steps=now.step,
         syncs=now.averaged_steps + reduced.steps,
         skipped_steps=now.skipped + reduced.skipped_steps,
-        wire_bytes=reduced.wire_bytes + meeting.wire_bytes - now.look_bytes,
-        collectives=reduced.collectives + meeting.collectives,
+        wire_bytes=reduced.wire_bytes + told.wire_bytes - now.look_bytes,
+        link_bytes=reduced.link_bytes + told.link_bytes - now.look_link_bytes,
+        collectives=reduced.collectives + told.collectives,
         dense_bytes=dense_bytes,
         clipped_share=now.clipped / max(1, now.taken),
         drift=now.drift,

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from laconic.collectives import Transport
+from laconic.collectives import Traffic, Transport
 from laconic.errors import LaconicError
 from laconic.local.steps import participants_of
 from laconic.method import Method
@@ -191,7 +191,8 @@ class Rounds:
             self._arena, self._sync, self._meeting, ranks=self._ranks, in_round=self._now.in_round,
             every_step=self.every_step,
         ) as sent:  # fmt: skip
-            self._now.look_bytes += sent
+            self._now.look_bytes += sent.wire_bytes
+            self._now.look_link_bytes += sent.link_bytes
             yield
 
     def stats(self, reduced: Stats) -> Stats:
@@ -207,7 +208,7 @@ class Rounds:
             "pace": self._pace.state_dict(),
             "gradients": self._gradients.state_dict(),
             "sync": sync,
-            "meeting": {"wire_bytes": self._meeting.wire_bytes, "collectives": self._meeting.collectives},
+            "meeting": asdict(self._meeting.traffic),
         }
 
     def check(self, state: Mapping[str, Any]) -> None:
@@ -224,8 +225,7 @@ class Rounds:
         self._pace.load_state_dict(state["pace"])
         self._gradients.load_state_dict(state["gradients"])
         self._sync.load_state_dict(state["sync"])
-        self._meeting.wire_bytes = state["meeting"]["wire_bytes"]
-        self._meeting.collectives = state["meeting"]["collectives"]
+        self._meeting.traffic = Traffic(**state["meeting"])
 
     @property
     def _stride(self) -> int:

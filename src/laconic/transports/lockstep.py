@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from laconic.collectives import AllGather, AllToAll, Reply, Request
+from laconic.collectives import (
+    AllGather,
+    AllToAll,
+    Reply,
+    Request,
+    check_node_size,
+    link_bytes,
+    members,
+    passed_on,
+)
 from laconic.errors import LaconicError
 
 T = TypeVar("T")
@@ -31,13 +40,14 @@ class Lockstep:
 
     Nothing moves until every rank has drained; the last one's ``drain`` brings all exchanges to their end. In
     a ``threaded`` world each rank runs an ordinary loop in a thread of its own: ``drain`` waits for the others
-    to drain as well, and what goes wrong on one rank ends the waiting of all.
+    to drain as well, and what goes wrong on one rank ends the waiting of all. Nodes are ``node_size`` ranks each.
     """
 
-    def __init__(self, world_size: int, *, threaded: bool = False) -> None:
+    def __init__(self, world_size: int, *, threaded: bool = False, node_size: int = 1) -> None:
         if world_size < 1:
             raise ValueError(f"world_size must be 1 or more, got {world_size}.")
-        self.world_size, self.threaded = world_size, threaded
+        check_node_size(node_size, world_size)
+        self.world_size, self.threaded, self.node_size = world_size, threaded, node_size
         self.ports = [Port(self, rank) for rank in range(world_size)]
         self._turn, self._turns = threading.Condition(), 0
         self._error: BaseException | None = None
@@ -108,9 +118,17 @@ class Lockstep:
             if len(heads) != self.world_size or len({_kind(h.request) for h in heads}) > 1:
                 waiting = "; ".join(f"{h.label} ({_kind(h.request)})" for h in heads)
                 raise LaconicError(f"only {len(heads)} of {self.world_size} ranks agree to talk: {waiting}.")
-            replies = _reply([h.request for h in heads])
+            replies = self._replies([h.request for h in heads])
             for port, head, reply in zip(self.ports, heads, replies, strict=True):
                 port.advance(head, reply)
+
+    def _replies(self, requests: list[Request]) -> list[Reply]:
+        """Answer what every rank asks for; one that takes no part gets an empty reply."""
+        replies = [r.send.new_empty(0) for r in requests]
+        for circle in {port.circle(requests[0]) for port in self.ports}:
+            for rank, reply in zip(circle, _reply([requests[rank] for rank in circle]), strict=True):
+                replies[rank] = reply
+        return replies
 
 
 class Port:
@@ -119,9 +137,8 @@ class Port:
     def __init__(self, world: Lockstep, rank: int) -> None:
         self._world = world
         self.rank = rank
-        self.world_size = world.world_size
-        self.wire_bytes = 0
-        self.collectives = 0
+        self.world_size, self.node_size = world.world_size, world.node_size
+        self.wire_bytes = self.link_bytes = self.node_bytes = self.collectives = 0
         self.running: deque[_Running] = deque()
         self.drained, self.left, self.waits_in = False, False, ""
         self.offered = torch.empty(0)
@@ -151,7 +168,9 @@ class Port:
             raise LaconicError(
                 "a broadcast waits for every rank: make the world with Lockstep(..., threaded=True)."
             )
-        self.wire_bytes += tensor.numel() * tensor.element_size() if self.rank == 0 else 0
+        size = tensor.numel() * tensor.element_size()
+        self.wire_bytes += size if self.rank == 0 else 0
+        self.link_bytes += size * passed_on(self.rank, self.world_size)
         self.collectives += 1
         self.offered = tensor
         self._world.meet(self, "broadcast_", self._world.spread)
@@ -167,16 +186,28 @@ class Port:
         except StopIteration as end:
             running.future.set_result(end.value)
             return
-        if self.world_size > 1:
-            self.wire_bytes += running.request.send.numel() * running.request.send.element_size()
-            self.collectives += 1
+        circle = self.circle(running.request)
+        if self.rank in circle and len(circle) > 1:
+            sent = running.request.send.numel() * running.request.send.element_size()
+            if running.request.among == "node":
+                self.node_bytes += sent
+            else:
+                self.wire_bytes += sent
+                place, ranks = circle.index(self.rank), len(circle)
+                self.link_bytes += link_bytes(running.request, place=place, ranks=ranks)
+                self.collectives += 1
         self.running.append(running)
+
+    def circle(self, request: Request) -> range:
+        """Return the ranks that take part in what this one asks for."""
+        return members(request.among, rank=self.rank, world_size=self.world_size, node_size=self.node_size)
 
 
 def _kind(request: Request) -> str:
     """Name what all ranks must ask for alike."""
     senders = request.senders if isinstance(request, AllGather) else None
-    return type(request).__name__ + ("" if senders is None else f" of ranks {senders}")
+    among = "" if request.among == "world" else f" among {request.among}"
+    return type(request).__name__ + ("" if senders is None else f" of ranks {senders}") + among
 
 
 def _reply(requests: list[Request]) -> list[Reply]:

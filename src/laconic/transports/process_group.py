@@ -8,6 +8,7 @@ would come in another order on each rank, and two exchanges of several rounds wo
 from __future__ import annotations
 
 import time
+import weakref
 from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -18,7 +19,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from laconic.collectives import AllGather, AllToAll, Reply, Request
+from laconic.collectives import (
+    AllGather,
+    AllToAll,
+    Among,
+    Reply,
+    Request,
+    check_node_size,
+    link_bytes,
+    members,
+    passed_on,
+)
 from laconic.errors import ExchangeError
 
 T = TypeVar("T")
@@ -37,17 +48,48 @@ class _Running:
     lent: list[tuple[Tensor, int]]
 
 
-class ProcessGroupTransport:
-    """One rank's side of exchanges over a process group; a world of one sends nothing."""
+@dataclass(frozen=True, kw_only=True)
+class _Circle:
+    """Those who talk: how many they are, this rank's ``place`` among them (None: it takes no part), their group."""
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+    ranks: int
+    place: int | None
+    group: dist.ProcessGroup | None
+
+
+# Groups live as long as the processes do: one who attaches again finds those of the first time.
+_circles: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, Among], _Circle]] = (
+    weakref.WeakKeyDictionary()
+)
+
+_SPLIT: tuple[Among, ...] = ("node", "leaders")
+
+
+class ProcessGroupTransport:
+    """One rank's side of exchanges over a process group; a world of one sends nothing.
+
+    Nodes are ``node_size`` ranks each, one node behind the other.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, *, node_size: int = 1) -> None:
         self._group = group
         self._device = device
         self.rank = dist.get_rank(group)
-        self.world_size = dist.get_world_size(group)
-        self.wire_bytes = 0
-        self.collectives = 0
+        self.world_size, self.node_size = dist.get_world_size(group), node_size
+        check_node_size(node_size, self.world_size)
+        self.wire_bytes = self.link_bytes = self.node_bytes = self.collectives = 0
         self._running: deque[_Running] = deque()
+        self._world = _Circle(ranks=self.world_size, place=self.rank, group=group)
+
+    def connect(self) -> None:
+        """Make the groups of the nodes and of their first ranks, on every rank at the same point.
+
+        The first who asks for one does it, too; before, all ranks should have compared their node sizes.
+        """
+        made = _circles.setdefault(self._group, {})
+        for among in _SPLIT if self.node_size > 1 else ():
+            if (self.node_size, among) not in made:
+                made[self.node_size, among] = self._split(among)
 
     def start(self, steps: Generator[Request, Reply, T], *, label: str) -> Future[T]:
         """Run the exchange to its first request and issue it."""
@@ -73,7 +115,9 @@ class ProcessGroupTransport:
     def broadcast_(self, tensor: Tensor) -> None:
         """Replace the tensor by the first rank's."""
         if self.world_size > 1:
-            self.wire_bytes += tensor.numel() * tensor.element_size() if self.rank == 0 else 0
+            size = tensor.numel() * tensor.element_size()
+            self.wire_bytes += size if self.rank == 0 else 0
+            self.link_bytes += size * passed_on(self.rank, self.world_size)
             self.collectives += 1
             try:
                 dist.broadcast(tensor, dist.get_global_rank(self._group, 0), group=self._group)
@@ -94,48 +138,97 @@ class ProcessGroupTransport:
         self._running.append(running)
 
     def _issue(self, running: _Running, request: Request) -> None:
-        send = request.send.contiguous()
-        if self.world_size == 1:
+        circle, send = self._circle(request.among), request.send.contiguous()
+        if circle.place is None:
+            running.reply = send.new_empty(0)
+            return
+        if circle.ranks == 1:
             running.reply = send.unsqueeze(0) if isinstance(request, AllGather) else send
             return
-        self.wire_bytes += send.numel() * send.element_size()
-        self.collectives += 1
-        if isinstance(request, AllGather) and request.senders not in (None, tuple(range(self.world_size))):
-            self._issue_some(running, request, send)
+        self._count(request, circle.place, circle.ranks)
+        if isinstance(request, AllGather) and request.senders not in (None, tuple(range(circle.ranks))):
+            self._issue_some(running, request, send, circle)
             return
         running.lent = [(send, _holders(send))]
         if isinstance(request, AllGather):
-            rows = torch.empty(self.world_size * send.numel(), dtype=send.dtype, device=send.device)
-            running.reply = rows.view(self.world_size, -1)
+            rows = torch.empty(circle.ranks * send.numel(), dtype=send.dtype, device=send.device)
+            running.reply = rows.view(circle.ranks, -1)
             running.lent.append((rows, _holders(rows)))
-            running.work = _all_gather(rows, send, group=self._group, async_op=True)
+            running.work = _all_gather(rows, send, group=circle.group, async_op=True)
         elif isinstance(request, AllToAll):
             heard = torch.empty(sum(request.heard), dtype=send.dtype, device=send.device)
             running.reply = heard
             running.lent.append((heard, _holders(heard)))
             running.work = dist.all_to_all_single(
-                heard, send, list(request.heard), list(request.given), group=self._group, async_op=True
+                heard, send, list(request.heard), list(request.given), group=circle.group, async_op=True
             )
         else:
-            running.work = dist.all_reduce(send, group=self._group, async_op=True)
+            running.work = dist.all_reduce(send, group=circle.group, async_op=True)
             running.reply = send
 
-    def _issue_some(self, running: _Running, request: AllGather, send: Tensor) -> None:
+    def _issue_some(self, running: _Running, request: AllGather, send: Tensor, circle: _Circle) -> None:
         """Gather the rows of some ranks: each of them sends its own to every rank, the others send nothing."""
-        senders, ranks = request.senders or (), self.world_size
+        senders, ranks = request.senders or (), circle.ranks
         size = send.numel() if request.size is None else request.size // send.element_size()
-        given = size if self.rank in senders else 0
+        given = size if circle.place in senders else 0
         if send.numel() != given:
             raise ValueError(
-                f"rank {self.rank} of {ranks} gave {send.numel()} entries to send, the senders being {senders} and "
-                f"a message having {size}. Give a sender's message whole, and an empty one on the other ranks."
+                f"rank {circle.place} of {ranks} gave {send.numel()} entries to send, the senders being {senders} "
+                f"and a message having {size}. Give a sender's message whole, and an empty one on the other ranks."
             )
+        if len(senders) == 1:
+            # One alone need not hand its message over as often as there are ranks.
+            row = send.clone() if given else torch.empty(size, dtype=send.dtype, device=send.device)
+            running.reply, running.lent = row.view(1, size), [(row, _holders(row))]
+            first = dist.get_global_rank(circle.group or self._group, senders[0])
+            running.work = dist.broadcast(row, first, group=circle.group, async_op=True)
+            return
         every = send.repeat(ranks) if given else send
         rows = torch.empty(len(senders) * size, dtype=send.dtype, device=send.device)
         running.reply = rows.view(len(senders), size)
         running.lent = [(every, _holders(every)), (rows, _holders(rows))]
-        heard = [size if rank in senders else 0 for rank in range(ranks)]
-        running.work = dist.all_to_all_single(rows, every, heard, [given] * ranks, group=self._group, async_op=True)
+        heard, give = [size if rank in senders else 0 for rank in range(ranks)], [given] * ranks
+        running.work = dist.all_to_all_single(rows, every, heard, give, group=circle.group, async_op=True)
+
+    def _count(self, request: Request, place: int, ranks: int) -> None:
+        handed = request.send.numel() * request.send.element_size()
+        if request.among == "node":
+            self.node_bytes += handed
+        else:
+            self.wire_bytes += handed
+            self.link_bytes += link_bytes(request, place=place, ranks=ranks)
+            self.collectives += 1
+
+    def _circle(self, among: Among) -> _Circle:
+        if among == "world":
+            return self._world
+        if self.node_size == 1:
+            # Every rank is a node, and its leader.
+            return _Circle(ranks=1, place=0, group=None) if among == "node" else self._world
+        self.connect()
+        return _circles[self._group][self.node_size, among]
+
+    def _split(self, among: Among) -> _Circle:
+        """Make the groups of every node, or of the nodes' first ranks; return the one that this rank is in."""
+        size, own = self.node_size, None
+        firsts = range(0, self.world_size, size) if among == "node" else (0,)
+        mine = members(among, rank=self.rank, world_size=self.world_size, node_size=size)
+        everyone = dist.get_process_group_ranks(self._group)
+        if len(mine) > 1 and len(everyone) < dist.get_world_size():
+            raise ValueError(
+                f"nodes of {size} ranks need groups of their own, which torch.distributed makes with every process "
+                f"it has, {dist.get_world_size()}; this group has {len(everyone)}. Attach on the default group."
+            )
+        for first in firsts if len(mine) > 1 else ():
+            circle = members(among, rank=first, world_size=self.world_size, node_size=size)
+            # Every rank makes every group, its own or not, in the same order: torch.distributed counts them.
+            made = dist.new_group(
+                [everyone[rank] for rank in circle],
+                timeout=self._group._get_backend(self._device).options._timeout,
+                backend=dist.get_backend_config(self._group),
+            )
+            own = made if self.rank in circle else own
+        return _Circle(ranks=len(mine), place=mine.index(self.rank) if self.rank in mine else None, group=own)
 
     def _lost(self, label: str, error: Exception) -> str:
         return (

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar
 
+import torch
+
 from laconic.arguments import check_amounts, check_number, check_share
 from laconic.linkfit import Link, known, note
+from laconic.sizes import Size
 from laconic.spectrum import SpectrumOf
 from laconic.tuners.amounts import approached, at_count, choosable
 from laconic.tuners.movable import sparsifier
@@ -57,14 +60,15 @@ class Budget:
         if seen.skipped:
             return state, compressor
         link, entries = known(state), choosable(seen)
-        if link is None or not entries or not seen.entry_bytes:
+        if link is None or not entries or not seen.value_bits:
             return state, compressor
-        count = (self._bytes(link, seen.world_size) - seen.fixed_bytes) / seen.entry_bytes
+        size = Size(fixed_bits=8.0 * seen.fixed_bytes, entry_bits=seen.value_bits, among=entries)
+        count = float(size.most(torch.tensor(8.0 * self._bytes(link, seen.world_size), dtype=torch.float64)))
         count = min(max(count, self.floor * entries, 1.0), max(1.0, self.ceiling * entries))
         if not isinstance(compressor, Thresholder):
             count = approached(count, seen)
-        size = seen.fixed_bytes + seen.entry_bytes * count
-        state |= {"count": count, "cost": link.rest + link.waiting(size), "density": count / entries}
+        sent = float(size.bits(torch.tensor(count, dtype=torch.float64))) / 8
+        state |= {"count": count, "cost": link.rest + link.waiting(sent), "density": count / entries}
         return state, at_count(compressor, count, seen)
 
     def _bytes(self, link: Link, ranks: int) -> float:

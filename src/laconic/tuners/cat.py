@@ -25,9 +25,9 @@ import torch
 
 from laconic.arguments import check_amounts, check_choice
 from laconic.costs import Cost, Seconds
-from laconic.descent import Size
 from laconic.efficiency import Curve, candidates
 from laconic.linkfit import known, note
+from laconic.sizes import Size
 from laconic.spectrum import Numbers, SpectrumOf
 from laconic.tuners.amounts import approached, at_count, choosable
 from laconic.tuners.movable import sparsifier
@@ -48,8 +48,8 @@ class Cat:
     """Send the T entries with the largest gain for their ``cost``, T between ``floor`` and ``ceiling`` shares.
 
     ``gain`` is alpha for the largest entries, beta for their signs, omega for entries drawn by chance; with memory
-    ``lag``, or ``curvature`` where steps are as long as the problem allows. ``coding``
-    says what bits are counted: those of our ``wire``, or the ``published`` ceil(log2 d) + 32 an entry. With
+    ``lag``, or ``curvature`` where steps are as long as the problem allows. ``coding`` says what bits are counted:
+    those of our ``wire``, a value's and its coded position's, or the ``published`` ceil(log2 d) + 32 an entry. With
     ``Seconds()`` the cost is a step's whole time on the link as it is measured: what else a step does is its
     overhead. On a link that is measured an amount goes half the way at each step, and at most doubles.
     """
@@ -104,9 +104,9 @@ class Cat:
     def curve(self, state: TunerState, seen: Observation) -> Curve | None:
         """Return what each amount would have gained in the step before; None where that cannot be said yet."""
         cost, spectrum, entries = self._cost(state), seen.spectrum, choosable(seen)
-        if cost is None or spectrum is None or not entries or not spectrum.entries:
-            return None
         size = self._size(seen, entries)
+        if cost is None or size is None or spectrum is None or not spectrum.entries:
+            return None
         low, high = max(1.0, self.floor * entries), max(1.0, self.ceiling * entries)
         counts = candidates(low, max(low, high), size, cost)
         costs = cost.of(size.bits(torch.from_numpy(counts))).numpy()
@@ -132,9 +132,11 @@ class Cat:
             return None
         return self.cost.at(link.rest + link.latency, 1 / max(link.per_byte / 8, 1e-18))
 
-    def _size(self, seen: Observation, entries: int) -> Size:
+    def _size(self, seen: Observation, entries: int) -> Size | None:
+        if not entries or not seen.value_bits:
+            return None
         if self.coding == "wire":
-            return Size(fixed_bits=8.0 * seen.fixed_bytes, entry_bits=8.0 * seen.entry_bytes)
+            return Size(fixed_bits=8.0 * seen.fixed_bytes, entry_bits=seen.value_bits, among=entries)
         return Size.signs(entries) if self.gain == "beta" else Size.pairs(entries)
 
 

@@ -1,16 +1,23 @@
 """The wire: how a payload becomes bytes and how bytes from outside are checked before use."""
 
+from laconic.wire.dealing import Deal, Heard, Learnt, Numbers
 from laconic.wire.header import HEADER_BYTES, Header, read_headers
-from laconic.wire.message import Message, entry_bytes, fixed_bytes, message_bytes, pack, unpack
+from laconic.wire.message import Frame, Message, Packed, pack, unpack
+from laconic.wire.parts import Entries, write_parts
 
 __all__ = [
     "HEADER_BYTES",
+    "Deal",
+    "Entries",
+    "Frame",
     "Header",
+    "Heard",
+    "Learnt",
     "Message",
-    "entry_bytes",
-    "fixed_bytes",
-    "message_bytes",
+    "Numbers",
+    "Packed",
     "pack",
     "read_headers",
     "unpack",
+    "write_parts",
 ]

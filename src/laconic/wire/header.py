@@ -9,7 +9,9 @@ word name         meaning
 3    count        chosen entries in this message
 4    wanted       entries that qualified; the rest stay owed
 5    flags        bit 0: this rank's gradient is not finite; bit 1: what it
-                  owes has run away; bits 8-15: bytes of one value, 4 or 8
+                  owes has run away; bits 8-15: bytes of a value in memory, 4 or
+                  8; bits 16-23: form of values (0 float, 1 bfloat16, 2 line,
+                  3 table); bits 24-31: bits of a value, 0 for float
 6    rates        digest of learning rates and momenta; equal on all ranks
 7    loss         this rank's loss, the bits of a float64; NaN: not told
 8    pace         seconds of the step before, two float32: waited, all else
@@ -17,30 +19,31 @@ word name         meaning
                   others had sent, and how much they had; NaN: not known
 ==== ============ ============================================================
 
-In a counted message the header is followed by one count a choosing segment: how many entries qualified in it.
-Where a tuner asks for it a spectrum comes next, 72 bytes: how many entries there are of each magnitude.
+docs/wire-format.md says what follows.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite, nan
 
 import torch
 from torch import Tensor
 
+from laconic.coding import Form
 from laconic.errors import GroupError, WireError
 from laconic.pace import UNKNOWN_PACE, Pace
 from laconic.types import Plan
 
-VERSION = 3
+VERSION = 4
 MAGIC = int.from_bytes(b"laconic" + bytes([VERSION]), "little", signed=True)
 WORDS = 10
 HEADER_BYTES = 8 * WORDS
 _NOT_FINITE = 1
 _ALARMED = 2
+_KINDS = ("float", "bfloat16", "line", "table")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +57,7 @@ class Header:
     finite: bool | Tensor
     rates: int
     value_bytes: int
+    form: Form = Form(kind="float")  # noqa: RUF009
     loss: float = nan
     alarmed: bool = False
     pace: Pace = UNKNOWN_PACE
@@ -61,7 +65,7 @@ class Header:
 
     def words(self, device: torch.device) -> Tensor:
         """Return the ten words on the device; nothing is copied from it."""
-        flags = (_ALARMED if self.alarmed else 0) | self.value_bytes << 8
+        flags = (_ALARMED if self.alarmed else 0) | self.value_bytes << 8 | self.written << 16
         loss = int.from_bytes(struct.pack("<d", self.loss), "little", signed=True)
         pace = int.from_bytes(struct.pack("<ff", self.pace.waited, self.pace.rest), "little", signed=True)
         host = [MAGIC, self.fingerprint, self.step, 0, 0, flags, self.rates, loss, pace, 0]
@@ -72,10 +76,18 @@ class Header:
         words[5] += (~torch.as_tensor(self.finite, device=device)).to(torch.int64) * _NOT_FINITE
         return words
 
+    @property
+    def written(self) -> int:
+        """The form of values as a number."""
+        return _KINDS.index(self.form.kind) | self.form.bits << 8
+
 
 @dataclass(frozen=True, kw_only=True)
 class Received:
-    """A header read and checked, with the counts that follow it."""
+    """A header read and checked, with the counts that follow it.
+
+    ``chosen`` are the entries to read of each segment: none from a rank whose gradient is not finite.
+    """
 
     count: int
     wanted: int
@@ -84,7 +96,8 @@ class Received:
     alarmed: bool
     pace: Pace
     change: tuple[float, float]
-    counts: tuple[int, ...]
+    counts: tuple[int, ...] = ()
+    chosen: tuple[int, ...] = ()
 
 
 def read_headers(rows: Tensor, own: Header, plan: Plan, counts: Tensor) -> list[Received]:
@@ -98,7 +111,41 @@ def read_headers(rows: Tensor, own: Header, plan: Plan, counts: Tensor) -> list[
     return [_read(words, said, own, plan, rank=rank) for rank, (words, said) in enumerate(each)]
 
 
+def read_said(rows: Tensor, own: Header, *, most: Sequence[int]) -> list[Received]:
+    """Read the header at the start of each row as ``read_headers`` does; rank r may send ``most[r]`` at most."""
+    table = rows[:, :HEADER_BYTES].contiguous().view(torch.int64).tolist()
+    said = [_agreed(words, own, rank=rank) for rank, words in enumerate(table)]
+    for rank, (header, limit) in enumerate(zip(said, most, strict=True)):
+        if not 0 <= header.count <= limit or header.wanted < 0:
+            raise WireError(
+                f"rank {rank} says it sends {header.count} entries, {header.wanted} having qualified; there is "
+                f"room for {limit}."
+            )
+    return said
+
+
 def _read(words: Sequence[int], said: Sequence[int], own: Header, plan: Plan, *, rank: int) -> Received:
+    heard = _agreed(words, own, rank=rank)
+    count, wanted = heard.count, heard.wanted
+    told, total = plan.rooms, sum(said) if plan.counted else wanted
+    if plan.counted:
+        told = tuple(min(n, room) for n, room in zip(said, plan.rooms, strict=True))
+    elif not heard.finite:
+        # What is not a number is not chosen; the step is dropped, whatever else came.
+        told = (count,)
+    # No more can qualify than there are.
+    possible = all(0 <= n <= segment.size for n, segment in zip(said, plan.choosing, strict=False))
+    wrong = wanted != total or not count <= wanted <= plan.choosing.numel or not possible
+    if wrong or not 0 <= count <= plan.capacity or sum(told) != count:
+        raise WireError(
+            f"rank {rank} says it sends {count} of {wanted} entries ({list(said)}); the agreed rooms are "
+            f"{list(plan.rooms)}."
+        )
+    return replace(heard, counts=tuple(said), chosen=told if heard.finite else (0,) * len(plan.rooms))
+
+
+def _agreed(words: Sequence[int], own: Header, *, rank: int) -> Received:
+    """Read a header; raise unless it is one of ours and agrees with this rank's."""
     magic, fingerprint, step, count, wanted, flags, rates, loss, pace, change = words
     if magic != MAGIC:
         raise WireError(
@@ -106,20 +153,13 @@ def _read(words: Sequence[int], said: Sequence[int], own: Header, plan: Plan, *,
             f"(first word {magic:#x}, expected {MAGIC:#x}). Run the same laconic version on every rank."
         )
     theirs = {"fingerprint": fingerprint, "step": step, "rates": rates, "value_bytes": flags >> 8 & 0xFF}
+    theirs["written"] = flags >> 16 & 0xFFFF
     for what, value in theirs.items():
         ours = getattr(own, what)
         if value != ours:
             raise GroupError(
                 f"rank {rank} is at {what} {value} while this rank is at {what} {ours}. {_REMEDY[what]}"
             )
-    told = [min(n, room) for n, room in zip(said, plan.rooms, strict=True)] if plan.counted else [count]
-    total = sum(said) if plan.counted else wanted
-    wrong = wanted != total or wanted < count or min(said, default=0) < 0
-    if wrong or not 0 <= count <= plan.capacity or sum(told) != count:
-        raise WireError(
-            f"rank {rank} says it sends {count} of {wanted} entries ({list(said)}); the agreed rooms are "
-            f"{list(plan.rooms)}."
-        )
     return Received(
         count=count,
         wanted=wanted,
@@ -128,7 +168,6 @@ def _read(words: Sequence[int], said: Sequence[int], own: Header, plan: Plan, *,
         alarmed=bool(flags & _ALARMED),
         pace=_pace(pace),
         change=_pair(change),
-        counts=tuple(said),
     )
 
 
@@ -148,4 +187,5 @@ _REMEDY = {
     "step": "Every rank must run the same number of steps and load checkpoints of the same step.",
     "rates": "(Digests of learning rates and momenta.) Give every rank the same schedule, or models drift apart.",
     "value_bytes": "Give every rank parameters of the same dtype.",
+    "written": "(The form of values.) Give every rank the same method.",
 }

@@ -1,20 +1,24 @@
-"""A whole message: header, counts, spectrum, notes, values of the known entries, chosen values, chosen positions.
+"""A whole message: header, counts, spectrum, notes, numbers, known values, chosen values, positions.
 
-The byte size follows from the plan alone, so every rank knows it without asking. Unused room is zero.
-Positions are int32, or int64 where the vector has 2^31 entries or more. Parts start at multiples of 8 bytes.
+The byte size follows from the frame alone, so every rank knows it without asking. Unused room is zero. Parts start
+at multiples of 8 bytes. docs/wire-format.md says it in full.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from laconic import kernels
+from laconic.coding import Blocks, Codec, Form, blocks_of, padded
 from laconic.errors import WireError
 from laconic.spectrum import SPECTRUM_BYTES, Spectrum
 from laconic.types import Payload, Plan
 from laconic.wire.header import HEADER_BYTES, Header, Received, read_headers
+from laconic.wire.values import Shared, encode_values, read_values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,133 +32,157 @@ class Message:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Packed:
+    """A message's bytes, and the payload as it will be read: values as they were rounded."""
+
+    message: Tensor
+    sent: Payload
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Layout:
     """Where each part of a message starts."""
 
-    counts: int
     spectrum: int
     notes: int
+    numbers: int
     known: int
     values: int
     positions: int
     total: int
-    position_dtype: torch.dtype
 
-    @staticmethod
-    def of(plan: Plan, *, numel: int, notes: int, spectrum: bool, value_bytes: int) -> _Layout:
-        dtype = _position_dtype(numel)
-        at_spectrum = HEADER_BYTES + _padded(len(plan.choosing) * dtype.itemsize if plan.counted else 0)
-        at_notes = at_spectrum + (SPECTRUM_BYTES if spectrum else 0)
-        at_known = at_notes + _padded(notes)
-        at_values = at_known + _padded(plan.known_count * value_bytes)
-        at_positions = at_values + _padded(plan.capacity * value_bytes)
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """What all ranks know of a message before it is made: plan, form of values, what else it carries."""
+
+    plan: Plan
+    form: Form
+    dtype: torch.dtype
+    notes: int = 0
+    spectrum: bool = False
+
+    @property
+    def total(self) -> int:
+        """How many bytes the message has."""
+        return self.layout.total
+
+    @property
+    def fixed(self) -> int:
+        """How many of them are not for chosen entries; padding is counted as if it were needed."""
+        return self.layout.values + 24
+
+    @property
+    def value_bits(self) -> int:
+        """How many bits a value has."""
+        return self.form.value_bits(self.dtype.itemsize)
+
+    @property
+    def spans(self) -> int:
+        """How many spans of values share numbers: known parameters, then segments that are chosen from."""
+        return len(self.plan.known_sizes) + len(self.plan.choosing)
+
+    @property
+    def count_dtype(self) -> torch.dtype:
+        """What a count is written in."""
+        return torch.int32 if all(s.size < 2**31 for s in self.plan.choosing) else torch.int64
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """Where positions lie."""
+        return blocks_of(self.plan.choosing, self.plan.rooms)
+
+    @cached_property
+    def layout(self) -> _Layout:
+        """Where each part starts."""
+        plan, bits = self.plan, self.value_bits
+        counts = len(plan.choosing) * self.count_dtype.itemsize if plan.counted else 0
+        spectrum = HEADER_BYTES + padded(8 * counts)
+        notes = spectrum + (SPECTRUM_BYTES if self.spectrum else 0)
+        numbers = notes + padded(8 * self.notes)
+        known = numbers + padded(8 * self.spans * self.form.numbers * self.dtype.itemsize)
+        values = known + padded(plan.known_count * bits)
+        positions = values + padded(plan.capacity * bits)
         return _Layout(
-            counts=HEADER_BYTES,
-            spectrum=at_spectrum,
-            notes=at_notes,
-            known=at_known,
-            values=at_values,
-            positions=at_positions,
-            total=at_positions + _padded(plan.capacity * dtype.itemsize),
-            position_dtype=dtype,
+            spectrum=spectrum,
+            notes=notes,
+            numbers=numbers,
+            known=known,
+            values=values,
+            positions=positions,
+            total=positions + self.blocks.upper_bytes + self.blocks.lower_bytes,
         )
 
 
-def message_bytes(plan: Plan, *, numel: int, notes: int = 0, spectrum: bool = False, value_bytes: int = 4) -> int:
-    """Return how many bytes a message under this plan has."""
-    return _Layout.of(plan, numel=numel, notes=notes, spectrum=spectrum, value_bytes=value_bytes).total
-
-
-def fixed_bytes(plan: Plan, *, numel: int, notes: int = 0, spectrum: bool = False, value_bytes: int = 4) -> int:
-    """Return how many bytes a message has beside its chosen entries; padding is counted as if it were needed."""
-    return _Layout.of(plan, numel=numel, notes=notes, spectrum=spectrum, value_bytes=value_bytes).values + 8
-
-
-def entry_bytes(*, numel: int, value_bytes: int) -> int:
-    """Return how many bytes one chosen entry takes: its value and its position."""
-    return value_bytes + _position_dtype(numel).itemsize
-
-
 def pack(
+    frame: Frame,
     payload: Payload,
-    plan: Plan,
     header: Header,
+    codec: Codec,
     *,
-    numel: int,
-    notes: Tensor | None,
+    notes: Tensor | None = None,
     spectrum: Tensor | None = None,
-) -> Tensor:
-    """Return the message as one byte tensor of exactly ``message_bytes`` bytes."""
-    device = payload.known.device
-    flags = torch.empty(0, dtype=torch.uint8, device=device) if notes is None else notes.to(torch.uint8)
-    layout = _Layout.of(
-        plan,
-        numel=numel,
-        notes=flags.numel(),
-        spectrum=spectrum is not None,
-        value_bytes=header.value_bytes,
-    )
+    seed: int = 0,
+) -> Packed:
+    """Return the message as one byte tensor of exactly ``frame.total`` bytes, and what it says."""
+    device, plan, layout = payload.known.device, frame.plan, frame.layout
+    rooms = torch.tensor(plan.rooms, dtype=torch.int64).to(device, non_blocking=True)
+    ends = torch.minimum(payload.wanted, rooms).cumsum(0)
+    written = encode_values(codec, payload, plan.known_sizes, ends, seed=seed)
     out = torch.zeros(layout.total, dtype=torch.uint8, device=device)
-    out[:HEADER_BYTES] = header.words(device).view(torch.uint8)
     counts = payload.wanted if plan.counted else payload.wanted[:0]
     parts = (
-        (layout.counts, counts.to(layout.position_dtype)),
-        (layout.spectrum, flags[:0] if spectrum is None else spectrum),
-        (layout.notes, flags),
-        (layout.known, payload.known),
-        (layout.values, payload.values),
-        (layout.positions, payload.positions.to(layout.position_dtype)),
+        (0, header.words(device)),
+        (HEADER_BYTES, counts.to(frame.count_dtype)),
+        (layout.spectrum, out[:0] if spectrum is None else spectrum),
+        (layout.notes, out[:0] if notes is None else notes.to(torch.uint8)),
+        (layout.numbers, written.numbers),
+        (layout.known, written.known),
+        (layout.values, written.chosen),
+        (layout.positions, kernels.encode_positions(payload.positions, ends, frame.blocks)),
     )
     for start, part in parts:
-        raw = part.contiguous().view(torch.uint8)
-        out[start : start + raw.numel()] = raw
-    return out
+        # What is empty may have a stride of 0, and cannot be viewed as bytes.
+        if part.numel():
+            raw = part.contiguous().view(torch.uint8).flatten()
+            out[start : start + raw.numel()] = raw
+    return Packed(message=out, sent=replace(payload, known=written.sent_known, values=written.sent_chosen))
 
 
-def unpack(
-    rows: Tensor, plan: Plan, own: Header, *, numel: int, notes: int, dtype: torch.dtype, spectrum: bool = False
-) -> list[Message]:
+def unpack(rows: Tensor, frame: Frame, own: Header) -> list[Message]:
     """Read every rank's row; raise before any entry is used if one is malformed or from another run."""
-    layout = _Layout.of(plan, numel=numel, notes=notes, spectrum=spectrum, value_bytes=dtype.itemsize)
+    layout, plan = frame.layout, frame.plan
     if rows.shape[1] != layout.total:
         raise WireError(f"a message has {rows.shape[1]} bytes, the plan says {layout.total}.")
     # One copy to the host has all that it needs to know.
     said = rows[:, : layout.notes].cpu()
-    counts = said[:, layout.counts : layout.spectrum].contiguous().view(layout.position_dtype)
+    counts = said[:, HEADER_BYTES : layout.spectrum].contiguous().view(frame.count_dtype)
     headers = read_headers(said, own, plan, counts[:, : len(plan.choosing) if plan.counted else 0])
-    messages = []
-    for rank, header in enumerate(headers):
-        row = rows[rank]
-        chosen = _part(row, layout.positions, header.count, layout.position_dtype)
-        payload = Payload(
-            known=_part(row, layout.known, plan.known_count, dtype),
-            positions=chosen,
-            values=_part(row, layout.values, header.count, dtype),
-            wanted=torch.tensor(header.counts, dtype=torch.int64),
+    placed = kernels.decode_positions(rows[:, layout.positions :], [list(h.chosen) for h in headers], frame.blocks)
+    # What a rank chose whose gradient is not finite means nothing, and is not looked at.
+    damaged = [rank for rank, h in enumerate(headers) if h.finite and not placed.good[rank]]
+    if damaged:
+        raise WireError(
+            f"rank {damaged[0]} sent positions that do not ascend within their segments, or not as "
+            f"many as it says. A message was damaged on the way, or the ranks run unlike versions."
         )
-        sizes = Spectrum.read(said[rank, layout.spectrum :]) if spectrum else None
-        told = _part(row, layout.notes, notes, torch.uint8)
-        messages.append(Message(header=header, payload=payload, notes=told, spectrum=sizes))
-    _check_positions([m.payload.positions for m in messages], numel)
-    return messages
+    return [_message(rows[i], said[i], frame, h, placed.positions[i]) for i, h in enumerate(headers)]
 
 
-def _check_positions(ranks: list[Tensor], numel: int) -> None:
-    """Refuse positions that do not ascend in range; one copy to the host for all ranks."""
-    bounds = torch.tensor([-1, numel]).to(ranks[0].device, non_blocking=True)
-    good = torch.stack([(torch.cat([bounds[:1], p, bounds[1:]]).diff() > 0).all() for p in ranks])
-    for rank, fine in enumerate(good.tolist()):
-        if not fine:
-            raise WireError(f"rank {rank} sent positions that do not ascend within 0 .. {numel - 1}.")
-
-
-def _part(row: Tensor, start: int, count: int, dtype: torch.dtype) -> Tensor:
-    return row[start : start + count * dtype.itemsize].view(dtype)
-
-
-def _position_dtype(numel: int) -> torch.dtype:
-    return torch.int32 if numel < 2**31 else torch.int64
-
-
-def _padded(size: int) -> int:
-    return -(-size // 8) * 8
+def _message(row: Tensor, said: Tensor, frame: Frame, header: Received, positions: Tensor) -> Message:
+    layout, plan = frame.layout, frame.plan
+    numbers = row[layout.numbers : layout.known].view(frame.dtype)[: frame.spans * frame.form.numbers]
+    shared = Shared(form=frame.form, numbers=numbers.view(frame.spans, frame.form.numbers))
+    known, chosen = shared.split(len(plan.known_sizes))
+    payload = Payload(
+        known=read_values(row[layout.known : layout.values], known, plan.known_sizes),
+        positions=positions,
+        values=read_values(row[layout.values : layout.positions], chosen, header.chosen),
+        wanted=torch.tensor(header.counts, dtype=torch.int64),
+    )
+    return Message(
+        header=header,
+        payload=payload,
+        notes=row[layout.notes : layout.notes + frame.notes],
+        spectrum=Spectrum.read(said[layout.spectrum :]) if frame.spectrum else None,
+    )

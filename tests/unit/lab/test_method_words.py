@@ -7,6 +7,7 @@ import re
 import pytest
 
 import laconic
+from laconic.codecs import Linear
 from laconic.lab.method_words import PAPERS, about, folder_name, make, words_of
 from laconic.methods import METHODS
 
@@ -21,12 +22,15 @@ def test_settings_have_the_types_that_python_would_give_them():
     assert make("sdagc:masking=False:c=15") == laconic.sdagc(15, masking=False)
     assert make("sdagc:masking=false") == laconic.sdagc(masking=False)
     assert make("sdagc:clip=None", clip=1.0) == laconic.sdagc()
+    assert make("topk:values=int4:exchange=sharded") == laconic.topk(values=Linear(bits=4), exchange="sharded")
 
 
 def test_a_task_that_clips_has_methods_clip_that_can():
     assert make("sdagc", clip=0.25) == laconic.sdagc(clip=0.25)
     assert make("sdagc:clip=2.0", clip=0.25) == laconic.sdagc(clip=2.0)
     assert make("topk", clip=0.25) == laconic.topk()
+    # TernGrad cuts at deviations, which no norm says.
+    assert make("terngrad", clip=0.25) == laconic.terngrad()
     assert make("sdagc", clip=0.0) == laconic.sdagc()
     assert make("celgc", clip=0.25) == laconic.celgc(clip=0.25)
     assert make("celgc:send=sdagc", clip=0.25) == laconic.celgc(clip=0.25, send=laconic.sdagc())
@@ -51,6 +55,12 @@ def test_how_a_local_method_sends_is_a_word_within_the_word():
         ("topk:depth=3", r"topk\(\) has no setting depth. It has: density"),
         ("topk:density=2", r"density must be a number in \(0, 1\], got 2"),
         ("topk:density=many", "density must be a number"),
+        (
+            "topk:values=int5",
+            "values must be one of exact, bfloat16, int8, .*, got 'int5'. For exact ones leave it out",
+        ),
+        ("topk:values=4", "wrong type: values must be a codec such as .*, got 4"),
+        ("topk:exchange=ring", "exchange must be one of gather, sharded, smallest; got 'ring'"),
         ("celgc:send=tpk+density=0.1", "sends by 'tpk.density=0.1', which is no method: no method is called 'tpk'"),
         ("celgc:send=topk+0.1", "'topk.0.1', which is no method: .* settings stand behind a .+, as in send=topk"),
         ("celgc:send=topk+depth=3:every=4", r"sends by 'topk.depth=3', .* topk\(\) has no setting depth"),

@@ -1,0 +1,93 @@
+"""What exchanges that send messages share: the header, the seed of rounding, and what rounding loses."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from math import isfinite, isnan, nan
+
+import torch
+from torch import Tensor
+
+from laconic import kernels, wire
+from laconic.coding import Codec
+from laconic.types import Envelope, Payload, Plan
+
+
+def check_codec(values: object) -> None:
+    """Raise unless it is a codec."""
+    if isinstance(values, type) or not isinstance(values, Codec):
+        raise TypeError(f"values must be a codec such as Linear(bits=4) or Exact(), got {values!r}.")
+
+
+def frame_of(plan: Plan, values: Codec, x: Tensor, envelope: Envelope) -> wire.Frame:
+    """Return what all ranks know of the messages about x."""
+    return wire.Frame(
+        plan=plan,
+        form=values.form,
+        dtype=x.dtype,
+        notes=0 if envelope.notes is None else envelope.notes.numel(),
+        spectrum=envelope.spectrum is not None,
+    )
+
+
+def seed_of(envelope: Envelope) -> int:
+    """Return a seed that is another one in every step of every rank, and the same when a run is repeated."""
+    return zlib.crc32(f"{envelope.step}/{envelope.rank}".encode())
+
+
+def give_back_(x: Tensor, plan: Plan, taken: Payload, sent: Payload) -> None:
+    """Add to x what rounding lost: it stays owed."""
+    if sent.known is not taken.known:
+        lost = taken.known - sent.known
+        if isinstance(plan.known, slice):
+            x[plan.known] += lost
+        else:
+            x.index_add_(0, plan.known.to(x.device, non_blocking=True), lost)
+    if sent.values is not taken.values:
+        # Behind the last entry both are zero.
+        x.index_add_(0, taken.positions, taken.values - sent.values)
+
+
+def all_read_finite(payloads: Sequence[Payload]) -> bool:
+    """Say whether all values that were read are finite: every rank sees the same ones, at one glance.
+
+    Where everything is sent no rank has looked before, and what is finite may be too large for a codec's numbers.
+    """
+    return kernels.all_finite(torch.cat([part for p in payloads for part in (p.known, p.values)]))
+
+
+def header_of(payload: Payload | None, frame: wire.Frame, envelope: Envelope) -> wire.Header:
+    """Return this rank's header; without a payload it says what others must agree with, and is not sent."""
+    count: Tensor | int = 0
+    wanted: Tensor | int = 0
+    if payload is not None:
+        rooms = torch.tensor(frame.plan.rooms, dtype=torch.int64).to(payload.wanted.device, non_blocking=True)
+        count, wanted = torch.minimum(payload.wanted, rooms).sum(), payload.wanted.sum()
+    return wire.Header(
+        fingerprint=envelope.fingerprint,
+        step=envelope.step,
+        count=count,
+        wanted=wanted,
+        finite=envelope.finite,
+        rates=envelope.rates,
+        value_bytes=frame.dtype.itemsize,
+        form=frame.form,
+        loss=envelope.loss,
+        alarmed=envelope.alarmed,
+        pace=envelope.pace,
+        change=envelope.change,
+    )
+
+
+def share_told(told: list[tuple[float, float]]) -> float:
+    """Return the sum of the first numbers over that of the second, of those ranks that know them."""
+    known = [pair for pair in told if isfinite(sum(pair))]
+    whole = sum(second for _, second in known)
+    return sum(first for first, _ in known) / whole if whole > 0 else nan
+
+
+def mean_told(losses: list[float]) -> float:
+    """Return the mean over the ranks that told one."""
+    told = [loss for loss in losses if not isnan(loss)]
+    return sum(told) / len(told) if told else nan

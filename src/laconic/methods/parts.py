@@ -1,0 +1,31 @@
+"""What recipes share: how what ranks chose travels."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from laconic import codecs
+from laconic.arguments import check_choice
+from laconic.coding import Codec
+from laconic.exchanges import GatherMean, ShardedMean, SmallestMean
+from laconic.types import Exchange, Over
+
+Carrier = Literal["gather", "sharded", "smallest"]
+
+
+def carried(exchange: Carrier, values: Codec | str, *, over: Over = "ranks") -> Exchange:
+    """Return the exchange of that word, with values written by a codec or by what its word names.
+
+    >>> carried("gather", "int4")
+    GatherMean(over='ranks', values=Linear(bits=4, rounding='nearest', seed=0))
+    """
+    check_choice("exchange", exchange, get_args(Carrier))
+    codec = codecs.by_name(values)
+    if exchange == "gather":
+        return GatherMean(over=over, values=codec)
+    if over != "ranks":
+        raise ValueError(
+            f"over={over!r} counts who sent an entry, which adding up does not tell, got exchange={exchange!r}. "
+            f"Write exchange='gather', or leave over='ranks'."
+        )
+    return ShardedMean(values=codec) if exchange == "sharded" else SmallestMean(values=codec)
