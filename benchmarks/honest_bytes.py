@@ -41,6 +41,7 @@ METHODS = (
 )
 ON_NODES = ("topk:density=0.01:values=int4",)
 HEADER_BYTES = 14 + 20 + 32
+_WORD_BYTES = 48
 _ALLOWED = 0.03
 _PORT = 29617
 _LIMIT_SECONDS = 300
@@ -104,10 +105,15 @@ def counted(number: int, task: Task) -> list[dict[str, Any]]:
 def take_words_off_(runs: list[dict[str, Any]]) -> None:
     """Leave in runs what gloo said beside the bytes themselves: as much with a small message as with a large."""
     small = [run for run in runs if run["what"].endswith(", small")]
-    words = {(run["hosts"], kind): run["gloo_bytes_a_call"] for run in small for kind in run["kinds"]}
+    # Whole words: what TCP repeats is none of them.
+    words = {
+        (run["hosts"], kind): _WORD_BYTES * round(run["gloo_bytes_a_call"] / _WORD_BYTES)
+        for run in small
+        for kind in run["kinds"]
+    }
     for run in runs:
         known = run["kinds"] and run not in small and all((run["hosts"], kind) in words for kind in run["kinds"])
-        said = sum(words.get((run["hosts"], kind), 0.0) * count for kind, count in run["kinds"].items())
+        said = sum(words.get((run["hosts"], kind), 0) * count for kind, count in run["kinds"].items())
         run["gloo_bytes"] = said * run["hosts"] if known else None
         run["ratio_without_gloo"] = run["ratio"] - run["gloo_bytes"] / run["link_bytes"] if known else None
 

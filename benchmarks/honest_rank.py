@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic.collectives import AllGather, AllReduce, AllToAll, Reply, Request, Traffic, Transport, link_bytes
 from laconic.exchanges import TwoLevel
+from laconic.lab.data.embedded import python_docs
 from laconic.lab.method_words import make
 from laconic.lab.models.gpt import GPT
 from laconic.transports import ProcessGroupTransport, process_group
@@ -142,10 +143,9 @@ def _broadcast(transport: ProcessGroupTransport, message: torch.Tensor, times: i
 
 
 def train(looks: Looks, word: str, task: Task) -> None:
-    """Train a small language model on our own source, with some steps before those that count."""
+    """Train a small language model on Python's documentation, with some steps before those that count."""
     torch.manual_seed(0)
-    text = b"".join(path.read_bytes() for path in sorted(Path(laconic.__file__).parent.glob("*.py")))
-    tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+    tokens = torch.frombuffer(bytearray(python_docs().train.encode()), dtype=torch.uint8).long()
     chance = torch.Generator().manual_seed(dist.get_rank())
     gpt = GPT(256, window=_WINDOW, width=task.width, layers=task.layers)
     model = DistributedDataParallel(gpt, bucket_cap_mb=3, broadcast_buffers=False)

@@ -105,7 +105,7 @@ class Job:
                 value.copy_(carried)
         return replace(mean, values=values)
 
-    def commit(self, memory: Memory, *, step: int, rank: int, masking: bool, decay: float = 1.0) -> None:  # noqa: ARG002
+    def commit(self, memory: Memory, *, step: int, masking: bool, decay: float = 1.0) -> None:
         """Write what was not sent, times ``decay``, the velocity and the step of the last sending to memory."""
         if self._unheard() and not bool(self.finite):
             # It is as if no gradient had come.

@@ -274,8 +274,8 @@ class Reducer:
 
     def _commit(self, job: Job) -> None:
         if self.method.memory != "none":
-            rank, method = self._nodes.own, self.method
-            job.commit(self._state.memory, step=self.step, rank=rank, masking=method.masking, decay=method.decay)
+            masking, decay = self.method.masking, self.method.decay
+            job.commit(self._state.memory, step=self.step, masking=masking, decay=decay)
         assert job.mean is not None
         self._state.kept |= job.mean.kept
         if job.entered is not None:

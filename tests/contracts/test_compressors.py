@@ -20,6 +20,7 @@ from contracts.registry import (
 )
 from contracts.vectors import DTYPES, Flat, Sent, flats, known_positions, normal, same_bits, segments_of, taken_by
 from laconic import kernels, wire
+from laconic.codecs import Exact
 from laconic.kernels import reference
 from laconic.types import Plan, Sparsifier, Thresholder
 
@@ -30,7 +31,7 @@ steps = st.integers(0, 10**6)
 # Agreed rooms of the first segments: none yet, too few, more than enough.
 rooms = st.dictionaries(st.sampled_from(["p0", "p1", "p2"]), st.integers(0, 12), max_size=3)
 # Thirty compressors sit every exam: fewer examples each.
-fewer = settings(max_examples=8)
+fewer = settings(max_examples=5)
 
 
 def _same_plan(a: Plan, b: Plan, numel: int) -> bool:
@@ -155,11 +156,11 @@ def test_plan_and_payload_are_pure_functions_the_same_on_every_rank(compressor, 
 def test_a_message_has_the_size_of_its_plan_and_says_what_the_payload_says(compressor, dtype, data, notes, step):
     flat = data.draw(flats(dtype))
     sent = taken_by(compressor, flat, step)
-    numel, said, header = flat.x.numel(), torch.ones(notes, dtype=torch.uint8), _header(sent, step)
-    packed = wire.pack(sent.payload, sent.plan, header, numel=numel, notes=said)
-    promised = wire.message_bytes(sent.plan, numel=numel, notes=notes, value_bytes=dtype.itemsize)
-    assert packed.numel() == promised
-    (read,) = wire.unpack(packed.unsqueeze(0), sent.plan, header, numel=numel, notes=notes, dtype=dtype)
+    said, header = torch.ones(notes, dtype=torch.uint8), _header(sent, step)
+    frame = wire.Frame(plan=sent.plan, form=Exact().form, dtype=dtype, notes=notes)
+    packed = wire.pack(frame, sent.payload, header, Exact(), notes=said).message
+    assert packed.numel() == frame.total
+    (read,) = wire.unpack(packed.unsqueeze(0), frame, header)
     assert same_bits(read.payload.known, sent.payload.known)
     assert same_bits(read.payload.values, sent.payload.values)
     assert torch.equal(read.payload.positions, sent.payload.positions)
@@ -168,7 +169,7 @@ def test_a_message_has_the_size_of_its_plan_and_says_what_the_payload_says(compr
 
 
 @every_compressor
-@pytest.mark.parametrize("step", [0, 3, 8, 1001])
+@pytest.mark.parametrize("step", [0, 1001])
 @pytest.mark.parametrize("rooms", [{}, {"p0": 1, "p3": 2}, {"p0": 5, "p3": 30, "p4": 12}], ids=str)
 def test_where_the_host_does_not_know_the_counts_the_message_is_the_same(compressor, rooms, step, monkeypatch):
     """On a GPU a payload has all the room of its plan, and zeros behind its last entry."""
@@ -180,8 +181,9 @@ def test_where_the_host_does_not_know_the_counts_the_message_is_the_same(compres
     assert here.plan.counted is False or there.payload.values.numel() == there.plan.capacity
     assert torch.equal(there.payload.wanted, here.payload.wanted)
     assert torch.equal(there.left, here.left)
-    messages = [wire.pack(s.payload, s.plan, _header(here, step), numel=48, notes=None) for s in (here, there)]
-    assert torch.equal(*messages)
+    frame = wire.Frame(plan=here.plan, form=Exact().form, dtype=torch.float32)
+    packed = [wire.pack(frame, s.payload, _header(here, step), Exact()).message for s in (here, there)]
+    assert torch.equal(*packed)
 
 
 @pytest.mark.parametrize(

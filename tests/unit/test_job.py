@@ -26,10 +26,10 @@ def _memory(**kinds: torch.dtype) -> Memory:
     return Memory(MODEL, kinds={"owed": torch.float32, **kinds}, device=torch.device("cpu"))
 
 
-def _commit(job: Job, memory: Memory, *, masking: bool = True, rank: int = 0, step: int = 0) -> None:
+def _commit(job: Job, memory: Memory, *, masking: bool = True, step: int = 0) -> None:
     if job.mean is None:
         job.mean = _mean(torch.zeros(5))
-    job.commit(memory, step=step, rank=rank, masking=masking)
+    job.commit(memory, step=step, masking=masking)
 
 
 def _chosen(*positions: int, counts: dict[str, tuple[int, ...]] | None = None, **rooms: int) -> Mean:

@@ -148,7 +148,7 @@ def test_who_did_not_send_has_chosen_nothing_and_keeps_velocity_and_ages():
     mean = _mean(counts={"a": (1, 2), "b": (1, 0)}, rooms={"a": 2, "b": 2}, senders=(3, 5))
     job, memory = _job(torch.ones(5), mean, velocity=torch.float32, sent_at=torch.int32)
     job.velocity = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
-    job.commit(memory, step=8, rank=4, masking=True)
+    job.commit(memory, step=8, masking=True)
     assert job.chosen().tolist() == []
     assert memory["owed"].tolist() == [1.0] * 5
     assert memory["velocity"].tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
@@ -159,7 +159,7 @@ def test_what_nobody_heard_to_be_poisoned_does_not_enter_memory():
     job, memory = _job(torch.full((5,), math.nan), _mean(senders=(3,)), velocity=torch.float32)
     memory["owed"].fill_(2.0)
     job.finite, job.velocity = torch.tensor(False), torch.full((5,), math.nan)
-    job.commit(memory, step=8, rank=4, masking=False)
+    job.commit(memory, step=8, masking=False)
     assert memory["owed"].tolist() == [2.0] * 5
     assert memory["velocity"].tolist() == [0.0] * 5
     job.hand_back({})
@@ -170,7 +170,7 @@ def test_what_nobody_heard_to_be_poisoned_does_not_enter_memory():
 def test_what_is_owed_fades(decay):
     job, memory = _job(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), _mean(own=_own(1)))
     job.hold_(MODEL, {"b"})
-    job.commit(memory, step=0, rank=0, masking=False, decay=decay)
+    job.commit(memory, step=0, masking=False, decay=decay)
     assert memory["owed"].tolist() == [decay * n for n in (1, 2, 3, 4, 5)]
 
 

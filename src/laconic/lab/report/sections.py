@@ -103,8 +103,9 @@ def notes(runs: Sequence[Run], each: int) -> str:
     seeds = sorted({str(run.seed) for run in runs if run.seed is not None})
     workers = {str(run.spec.get("workers")) for run in runs}
     said = [
-        "Bytes are those that one rank handed to the collectives, headers included. What the network carries "
-        "on top, and how often a collective passes them on, depends on the backend.",
+        "Bytes are those that one rank handed to the collectives, headers included. How many it sent to other "
+        "ranks for them depends on the backend; link_bytes_sent_per_rank in summary.json has it for gloo. Packets "
+        "add to that.",
         "Ratio is the bytes of dense gradients over the bytes sent. Density is the share of entries sent; an entry "
         "sent alone has its place to tell, about log2(1 / density) + 2 bits beside its value.",
         "Seconds are of training without evaluation, on the machine named above. Ranks of one machine talk over "
