@@ -91,7 +91,7 @@ CODECS: dict[type, list[Codec]] = {
         *(codecs.Linear(bits=bits, rounding="stochastic", seed=bits) for bits in (2, 4, 8)),
     ],
     codecs.OneBit: [codecs.OneBit()],
-    codecs.Qsgd: [codecs.Qsgd(), codecs.Qsgd(levels=1), codecs.Qsgd(levels=5, seed=3), codecs.Qsgd(levels=127)],
+    codecs.Qsgd: [codecs.Qsgd(), codecs.Qsgd(levels=1), codecs.Qsgd(levels=5, seed=3), codecs.Qsgd(levels=7)],
     codecs.SignMean: [codecs.SignMean()],
     codecs.TernGrad: [codecs.TernGrad(), codecs.TernGrad(clip=1.0, seed=3)],
 }

@@ -21,8 +21,7 @@ def read(message: bytes, known_before: Facts) -> Facts:
     if says["not_finite"]:
         return says
     if known["spectrum"]:
-        top, *codes = struct.unpack("<q64B", parts["spectrum"])
-        says["spectrum"] = {"top": top, "entries": [round(2 ** (code / 8) - 1) for code in codes]}
+        says["spectrum"] = read_spectrum(parts["spectrum"])
     says["notes"] = list(parts["notes"])
     letter, each, first = known["letter"], known["numbers"], len(known["known_sizes"])
     flat = struct.unpack(f"<{known['spans'] * each}{letter}", parts["numbers"])
@@ -91,16 +90,23 @@ def read_header(header: bytes, known: Facts) -> Facts:
 def read_counts(raw: bytes, known: Facts, says: Facts) -> list[int]:
     """Return how many entries of each segment are in the message."""
     entries, count, wanted = [s["room"] for s in known["segments"]], says["count"], says["wanted"]
-    if not 0 <= count <= min(wanted, sum(entries)):
-        raise ValueError(f"{count} entries of {wanted} cannot be in a message with room for {sum(entries)}")
+    sizes = [s["size"] for s in known["segments"]]
+    refuse_unless_within("entries", count, 0, min(wanted, sum(entries)))
+    refuse_unless_within("wanted", wanted, count, sum(sizes))
     if known["counted"]:
         counts = struct.unpack(f"<{len(entries)}{known['count_letter']}", raw)
-        refuse_unless_equal("counts below zero", [n for n in counts if n < 0], [])
+        outside = [n for n, size in zip(counts, sizes, strict=True) if not 0 <= n <= size]
+        refuse_unless_equal("counts below zero or above the size", outside, [])
         entries = [min(pair) for pair in zip(counts, entries, strict=True)]
         refuse_unless_equal("wanted", wanted, sum(counts))
     if known["counted"] or not says["not_finite"]:
         refuse_unless_equal("count", count, sum(entries))
     return entries
+
+
+def read_spectrum(raw: bytes) -> Facts:
+    top, *codes = struct.unpack("<q64B", raw)
+    return {"top": min(max(top, 0), 1019), "entries": [round(2 ** (code / 8) - 1) for code in codes]}
 
 
 def read_values(raw: bytes, known: Facts, spans: list[int], numbers: list[tuple[float, ...]]) -> list[float]:
@@ -145,3 +151,8 @@ def read_positions(upper_raw: bytes, lower_raw: bytes, segments: list[Facts], en
 def refuse_unless_equal(name: str, got: object, wanted: object) -> None:
     if got != wanted:
         raise ValueError(f"{name}: the message has {got!r}, this reader knows {wanted!r}")
+
+
+def refuse_unless_within(name: str, got: int, least: int, most: int) -> None:
+    if not least <= got <= most:
+        raise ValueError(f"{name}: the message has {got}, which is not within {least} and {most}")

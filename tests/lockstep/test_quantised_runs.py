@@ -15,7 +15,7 @@ from lockstep.world import World, gradients
 INPUTS, OUTPUTS, RANKS = 40, 10, 2
 MODEL = Segments.of(["weight", "bias"], [INPUTS * OUTPUTS, OUTPUTS])
 METHODS = {
-    "qsgd": laconic.qsgd(),
+    "qsgd": laconic.qsgd(7),
     "terngrad": laconic.terngrad(),
     "one_bit": laconic.one_bit(),
     "ef_sign": laconic.ef_sign(),

@@ -20,11 +20,12 @@ class Qsgd:
     """Send levels * |v| / norm rounded up or down by chance, with the sign: unbiased. The norm is the span's.
 
     A value has 2, 4 or 8 bits: the fewest that ``levels`` and a sign fit in (1, 7 and 127 fill them). The paper
-    codes levels by Elias' code; our bits are of fixed width.
+    codes levels by Elias' code; our bits are of fixed width. It also takes norms of a few hundred entries each:
+    the noise grows with the root of their number, so a whole parameter wants many levels.
     """
 
     name: ClassVar[str] = "qsgd"
-    levels: int = 7
+    levels: int = 127
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -95,7 +95,7 @@ class BenchWire:
             for table in (_position_table(name, found), _message_table(name, sizes), _time_table(name, times)):
                 console.print(table)
             save(self.json, about)
-        console.print(" ".join(_BITS_NOTE.split()), missing(), highlight=False)
+        console.print(" ".join(_BITS_NOTE.split()), missing(), highlight=False, markup=False)
         for number in self.workers:
             with console.status(f"volume: {number} workers"):
                 about["volume"].append(volume_row(number, self.volume_entries))

@@ -13,7 +13,7 @@ from laconic.method import Method, Unit
 from laconic.tuners import Constant
 
 
-def qsgd(levels: int = 7, *, seed: int = 0) -> Method:
+def qsgd(levels: int = 127, *, seed: int = 0) -> Method:
     """Send every entry as one of a few levels of its parameter's norm, by chance and unbiased: QSGD.
 
     Alistarh et al., NeurIPS 2017: levels * |g| / norm, rounded up or down such that the mean is right. Nothing is
