@@ -35,8 +35,10 @@ def read_told(message: bytes, known_before: Facts, r: int) -> Facts:
     says = plain.read_header(raw["header"], known)
     says["demand"], says["survived"] = struct.unpack(f"<2{known['count_letter']}", raw["demand and survived"])
     plain.refuse_unless_within("sums", says["count"], 0, here["result"]["room"])
-    plain.refuse_unless_within("wanted", says["wanted"], 0, 2**63)
-    most = min(says["demand"], len(known["shares"]) * here["part"]["room"])
+    plain.refuse_unless_within("wanted", says["wanted"], 0, sum(s["size"] for s in known["segments"]))
+    ranks = len(known["shares"])
+    plain.refuse_unless_within("demand", says["demand"], 0, ranks * min(known["capacity"], here["entries"]))
+    most = min(says["demand"], ranks * here["part"]["room"], ranks * says["count"])
     plain.refuse_unless_within("entries in the sums", says["survived"], says["count"], most)
     says["qualified"] = read_counts(raw["counts"], known)
     if known["spectrum"]:

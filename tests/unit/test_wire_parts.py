@@ -13,12 +13,12 @@ from torch import Tensor
 from contracts.vectors import normal
 from laconic.codecs import Exact, Linear
 from laconic.collectives import AllGather, AllToAll
-from laconic.compressors import TopK
+from laconic.compressors import StdThreshold, TopK
 from laconic.errors import GroupError, WireError
 from laconic.exchanges import ShardedMean
 from laconic.segments import Segments
 from laconic.shards import Part
-from laconic.types import Envelope, Mean
+from laconic.types import Compressor, Envelope, Mean
 from laconic.wire.parts import Entries, read_parts, write_parts
 from laconic.wire.sheet import Sheet
 
@@ -26,10 +26,10 @@ MODEL = Segments.of(["w", "empty", "b", "v", "last"], [600, 0, 40, 300, 0])
 HALF = TopK(density=0.1, whole_below=100)
 
 
-def _first_round(rank: int = 0):
+def _first_round(rule: Compressor = HALF):
     xs = [normal(MODEL.numel, r) for r in range(3)]
     steps = [
-        ShardedMean(values=Linear(bits=4)).steps(x, MODEL, HALF, Envelope(step=3, world_size=3, rank=r))
+        ShardedMean(values=Linear(bits=4)).steps(x, MODEL, rule, Envelope(step=3, world_size=3, rank=r))
         for r, x in enumerate(xs)
     ]
     requests = [next(s) for s in steps]
@@ -113,3 +113,20 @@ def test_a_position_that_nothing_is_chosen_from_is_refused():
         read_parts(sheets[0], [rows[0], rows[2]], [4, 3])
     with pytest.raises(WireError, match=r"^rank 0 sent \d+ bytes of entries"):
         read_parts(sheets[0], [rows[0][:-8], rows[0]], [4, 4])
+
+
+def test_more_than_there_are_cannot_have_qualified_in_the_first_round():
+    """Summed over ranks, such counts would not fit the second round's numbers."""
+    steps, replies = _first_round(StdThreshold(c=1.0, whole_below=100))
+    part = replies[0].numel() // 3
+    replies[0][part + 8 : part + 12] = torch.tensor([601], dtype=torch.int32).view(torch.uint8)
+    assert "rank 1 says it has chosen" in str(_outcome(steps[0], replies[0]))
+
+
+@pytest.mark.parametrize(("word", "number"), [(4, 2**62), (4, 901), (3, -1), (10, 2**31 - 1), (10, -1)])
+def test_no_number_of_the_second_round_can_be_larger_than_it_may_be(word, number):
+    steps, replies = _first_round()
+    rows = torch.stack([s.send(r).send for s, r in zip(steps, replies, strict=True)])
+    # Word 10 has two numbers: what ranks had for the range, and what is in its sums.
+    rows[2].view(torch.int64)[word] = number
+    assert str(_outcome(steps[0], rows)).startswith("rank 2 says")

@@ -81,9 +81,11 @@ def _accumulated(
     inflow = Inflow(gain=ones * 0.3, unit=ones * 0.7, momentum=ones * 0.9, nesterov=ones)
     velocity = {"velocity": owed.to(device), "proposed": proposed} if moves else {}
     done = kernels.accumulate_(x, grad.to(device), inflow, places, owed=owed.to(device), **velocity)
-    made = x.clone()
+    made, alone = x.clone(), owed.to(device, copy=True)
     kernels.store_(x, stored, places)
-    return made, proposed, done.largest, x, stored
+    # A method may have no memory.
+    kernels.accumulate_(alone, grad.to(device), inflow, places, owed=None, **velocity)
+    return made, proposed, done.largest, x, stored, alone
 
 
 def _taken(name: str, layer: Segments, kernels: ModuleType, device: torch.device | str, x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -177,9 +177,9 @@ class Deal:
         words: list[int] = said[:, :_WORD].contiguous().view(torch.int64).flatten().tolist()
         had = [_had(word, own, rank=rank) for rank, word in enumerate(words)]
         wanted = self._wanted_of(said[:, _WORD:], shard)
-        most = min(self.frame.plan.capacity, sum(map(len, shard.part.pieces)))
+        most = self._most(shard)
         for rank, (count, some) in enumerate(zip(had, wanted, strict=True)):
-            if not 0 <= count <= most or min(some, default=0) < 0:
+            if not 0 <= count <= most or not self._possible(some, shard):
                 raise WireError(
                     f"rank {rank} says it has chosen {count} entries of a range ({some} having qualified of its "
                     f"parameters); at most {most} can be."
@@ -218,22 +218,21 @@ class Deal:
         if rows.shape[1] != self.message_bytes:
             raise WireError(f"a message has {rows.shape[1]} bytes, the plan says {self.message_bytes}.")
         said = rows[:, : max(self._body(shard) for shard in self.shards)].cpu()
-        headers = read_said(said, own, most=[shard.result.room for shard in self.shards])
+        headers = read_said(said, own, self.frame.plan, most=[shard.result.room for shard in self.shards])
         numbers: list[list[int]] = (
             said[:, HEADER_BYTES : self._spectrum].contiguous().view(self.count_dtype).tolist()
         )
         for rank, (header, shard, (demand, survived)) in enumerate(zip(headers, self.shards, numbers, strict=True)):
-            most = self.ranks * shard.part.room
-            if not header.count <= survived <= min(demand, most):
+            most = self.ranks * min(shard.part.room, header.count)
+            if not header.count <= survived <= min(demand, most) or demand > self.ranks * self._most(shard):
                 raise WireError(
                     f"rank {rank} says that {survived} of {demand} entries are in its sum of {header.count}; there "
-                    f"was room for {most}."
+                    f"can be {most} of {self.ranks * self._most(shard)}."
                 )
-        wanted = [
-            n for i, s in enumerate(self.shards) for n in self._wanted_of(said[i : i + 1, self._wanted :], s)[0]
-        ]
-        qualified = sum(header.wanted for header in headers)
-        if self.frame.plan.counted and (sum(wanted) != qualified or min(wanted, default=0) < 0):
+        rows_said = [self._wanted_of(said[i : i + 1, self._wanted :], s)[0] for i, s in enumerate(self.shards)]
+        possible = all(map(partial(self._possible, ranks=self.ranks), rows_said, self.shards))
+        wanted, qualified = [n for row in rows_said for n in row], sum(header.wanted for header in headers)
+        if self.frame.plan.counted and (sum(wanted) != qualified or not possible):
             raise WireError(f"{qualified} entries qualified by what ranks say, and {wanted} of each parameter.")
         starts = [self._body(shard) for shard in self.shards]
         bodies = [row[at : at + size] for row, at, size in zip(rows, starts, self.told.sizes, strict=True)]
@@ -248,6 +247,15 @@ class Deal:
             spectrum=Spectrum.mean(spectra) if spectra else None,
             entries=read_parts(self.told, bodies, [header.count for header in headers]),
         )
+
+    def _most(self, shard: Shard) -> int:
+        """Return how many entries a rank can have for a range."""
+        return min(self.frame.plan.capacity, sum(map(len, shard.part.pieces)))
+
+    def _possible(self, wanted: list[int], shard: Shard, *, ranks: int = 1) -> bool:
+        """Say whether so many can have qualified of the segments that begin in a range."""
+        segments = self.frame.plan.choosing.items[shard.told]
+        return all(0 <= n <= ranks * segment.size for n, segment in zip(wanted, segments, strict=False))
 
     def _wanted_of(self, said: Tensor, shard: Shard) -> list[list[int]]:
         """Read counts of the segments that begin in a range, a list a row."""

@@ -111,12 +111,12 @@ def read_headers(rows: Tensor, own: Header, plan: Plan, counts: Tensor) -> list[
     return [_read(words, said, own, plan, rank=rank) for rank, (words, said) in enumerate(each)]
 
 
-def read_said(rows: Tensor, own: Header, *, most: Sequence[int]) -> list[Received]:
+def read_said(rows: Tensor, own: Header, plan: Plan, *, most: Sequence[int]) -> list[Received]:
     """Read the header at the start of each row as ``read_headers`` does; rank r may send ``most[r]`` at most."""
     table = rows[:, :HEADER_BYTES].contiguous().view(torch.int64).tolist()
     said = [_agreed(words, own, rank=rank) for rank, words in enumerate(table)]
     for rank, (header, limit) in enumerate(zip(said, most, strict=True)):
-        if not 0 <= header.count <= limit or header.wanted < 0:
+        if not 0 <= header.count <= limit or not 0 <= header.wanted <= plan.choosing.numel:
             raise WireError(
                 f"rank {rank} says it sends {header.count} entries, {header.wanted} having qualified; there is "
                 f"room for {limit}."
