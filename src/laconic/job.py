@@ -180,6 +180,9 @@ class Job:
             # Where x is the gradient itself, this is all there is to do.
             add_mean_(self.x, values, self.segments, factors)
             values, factors = self.x, {}
+        # A codec without a zero makes something of nothing, and what is held must not move.
+        for segment, _ in self.held:
+            values[segment.offset : segment.offset + segment.size] = 0
         for part in self.parts:
             for to, at in zip(part.segments, part.place, strict=True):
                 value = values[at.offset : at.offset + at.size]

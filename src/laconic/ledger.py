@@ -137,13 +137,19 @@ class Ledger:
         """Note what share of each parameter was sent; where that is not known apart, the share of all."""
         overall = mean.sent / (max(1, segments.numel) * world_size)
         # Beside what was chosen from, the rest went whole; without a choice all went alike.
-        rest = 1.0 if mean.rooms and set(mean.rooms) <= set(self._row) else overall
+        apart = bool(mean.rooms) and set(mean.rooms) <= set(self._row)
+        rest = 1.0 if apart else overall
+        chosen = {
+            name: sum(min(n, room) for n in mean.counts.get(name, (room,) * world_size))
+            for name, room in mean.rooms.items()
+        }
+        whole = sum(s.size for s in segments if s.name not in mean.rooms)
+        # Not all that ranks chose need have arrived (sharded_mean).
+        arrived = (mean.sent - whole * world_size) / max(1, sum(chosen.values())) if apart else 1.0
         for segment in segments:
-            room = mean.rooms.get(segment.name)
             share = rest if segment.size else 0.0
-            if room is not None and segment.size:
-                counts = mean.counts.get(segment.name, (room,) * world_size)
-                share = sum(min(n, room) for n in counts) / (segment.size * world_size)
+            if segment.name in chosen and segment.size:
+                share = arrived * chosen[segment.name] / (segment.size * world_size)
             self.shares[segment.name] = share
 
     def state_dict(self) -> dict[str, Any]:

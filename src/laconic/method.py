@@ -9,6 +9,7 @@ from laconic.arguments import check_choice, check_share
 from laconic.clipping import LocalClip
 from laconic.compressors import Dense, StdThreshold
 from laconic.exchanges import LowRankMean, ShardedMean, SmallestMean, TwoLevel
+from laconic.exchanges.two_level import between_nodes
 from laconic.guard import Guard
 from laconic.local import LocalSteps
 from laconic.tuners import Budget, Cat, Relief
@@ -149,20 +150,26 @@ class Method:
             )
 
     def _check_low_rank(self) -> None:
-        exchange = self.exchange.inner if isinstance(self.exchange, TwoLevel) else self.exchange
+        exchange = between_nodes(self.exchange)
         if isinstance(exchange, LowRankMean) and self.scope != "layer":
             raise ValueError("lowrank_mean sends matrices, and one vector of them all is none: scope='layer'.")
         if isinstance(exchange, LowRankMean) and self.masking:
             raise ValueError("masking is of single entries, of which lowrank_mean sends none: set masking=False.")
 
     def _check_sharded(self) -> None:
-        exchange = self.exchange.inner if isinstance(self.exchange, TwoLevel) else self.exchange
+        exchange = between_nodes(self.exchange)
         if not isinstance(exchange, ShardedMean | SmallestMean):
             return
         if self.tuner.spectrum_of == "change":
             raise ValueError(
                 f"{self.tuner.name} looks along what each rank sent, and {exchange.name} tells sums alone: use "
                 f"GatherMean(), or a gain that looks at magnitudes only."
+            )
+        tuner = self.tuner.inner if isinstance(self.tuner, Relief) else self.tuner
+        if isinstance(tuner, Budget) and tuner.bits_per_second is not None:
+            raise ValueError(
+                f"budget knows what a gathered message puts on the link, not what {exchange.name} does: use "
+                f"GatherMean() with it."
             )
         if self.damping:
             raise ValueError(

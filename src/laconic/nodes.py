@@ -92,7 +92,7 @@ class Nodes:
 
 
 def raising(steps: Steps, told: Told) -> Steps:
-    """Run an exchange to its end; then raise, if this node's ranks are unlike: by now the other nodes know, too."""
+    """Run an exchange to its end; then raise, if this node's ranks are unlike: a header has told other nodes."""
     try:
         mean = yield from steps
     except GroupError as error:

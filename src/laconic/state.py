@@ -13,13 +13,15 @@ from torch import Tensor
 from laconic.arguments import check_whole
 from laconic.compressors import Dense, StdThreshold
 from laconic.damping import Damped
-from laconic.exchanges import ShardedMean, SmallestMean, TwoLevel
+from laconic.exchanges import ShardedMean, SmallestMean
+from laconic.exchanges.two_level import between_nodes
 from laconic.gauge import Gauge
 from laconic.guard import Alarm
 from laconic.job import Job
 from laconic.ledger import Ledger
 from laconic.memory import Memory
 from laconic.method import Method
+from laconic.nodes import node_size_of
 from laconic.pace import UNKNOWN_PACE, Pace
 from laconic.segments import Segments
 from laconic.shards import CUTS
@@ -31,7 +33,7 @@ from laconic.types import Compressor, Envelope, Fresh, Observation, Steps, Tuner
 
 STATE_VERSION = 4
 _KEYS = {"method", "step", "tuner", "setting", "seen", "ledger", "alarm", "gauge", "counters", "theory"}
-_KEYS |= {"memory", "kept"}
+_KEYS |= {"memory", "kept", "node_size"}
 
 
 @dataclass
@@ -96,9 +98,8 @@ class State:
     @property
     def step_shapes_messages(self) -> bool:
         """Whether the size or number of messages depends on the step: by a tuner, counts, ranges or a probe."""
-        tuned, exchange = not isinstance(self.method.tuner, Constant), self.method.exchange
-        within = exchange.inner if isinstance(exchange, TwoLevel) else exchange
-        cut = isinstance(within, ShardedMean | SmallestMean)
+        tuned = not isinstance(self.method.tuner, Constant)
+        cut = isinstance(between_nodes(self.method.exchange), ShardedMean | SmallestMean)
         return self.probe is not None or tuned or cut or self.method.compressor.counts_vary
 
     def compressor(self, job: Job) -> Compressor:
@@ -139,6 +140,7 @@ class State:
             "version": STATE_VERSION,
             "method": repr(self.method),
             "memory_unit": self.method.memory,
+            "node_size": node_size_of(self.method),
             "step": self.step,
             "tuner": dict(self.tuner),
             "setting": asdict(cast("Dense", self.setting)),
@@ -173,6 +175,7 @@ class State:
         self.alarm.load_state_dict(state["alarm"])
         self.gauge.load_state_dict(state["gauge"] if state["method"] == repr(self.method) else {})
         self.step, self.ledger.seen, self.counters = state["step"], seen, counters
+        self.kept = {}
         if state["method"] == repr(self.method):
             self.tuner = dict(state["tuner"])
             self.setting = _restored(self.method.compressor, state["setting"])
@@ -199,6 +202,13 @@ class State:
                 f"Attach a method with memory='{unit}' to load it."
             )
         missing = sorted(_KEYS - set(state))
+        saved, size = state.get("node_size", 1), node_size_of(self.method)
+        # What ranks of a node hold must be the same; from copies of a node's memory each may go on by itself.
+        if size > 1 and saved != size:
+            raise ValueError(
+                f"the state was saved with nodes of {saved} ranks, this method has nodes of {size}, whose ranks "
+                f"would hold unlike memory. Load it with TwoLevel(node_size={saved}), or start memory anew."
+            )
         if missing:
             raise ValueError(f"the state lacks {', '.join(missing)}: it was not saved by link.state_dict().")
 

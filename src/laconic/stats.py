@@ -134,5 +134,5 @@ class Stats:
 
     @property
     def ratio(self) -> float:
-        """How many times fewer bytes than plain DDP; infinite while nothing was sent."""
+        """How many times fewer bytes than plain DDP; infinite where a rank sent nothing."""
         return self.dense_bytes / self.wire_bytes if self.wire_bytes else float("inf")

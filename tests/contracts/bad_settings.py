@@ -115,7 +115,7 @@ BAD_SETTINGS: dict[type, list[tuple[str, Any]]] = {
         *_no_number("c_min", -0.1),
         *_no_number("c_max", 0.4),
     ],
-    TernGrad: [*_no_number("clip", 0, 0.0, -1.0), *_no_whole("seed", -1)],
+    TernGrad: [*_no_number("deviations", 0, 0.0, -1.0), *_no_whole("seed", -1)],
     TopK: [*_no_share("density"), *_WHOLE_BELOW],
     # None says that the launcher knows.
     TwoLevel: [

@@ -93,7 +93,7 @@ CODECS: dict[type, list[Codec]] = {
     codecs.OneBit: [codecs.OneBit()],
     codecs.Qsgd: [codecs.Qsgd(), codecs.Qsgd(levels=1), codecs.Qsgd(levels=5, seed=3), codecs.Qsgd(levels=7)],
     codecs.SignMean: [codecs.SignMean()],
-    codecs.TernGrad: [codecs.TernGrad(), codecs.TernGrad(clip=1.0, seed=3)],
+    codecs.TernGrad: [codecs.TernGrad(), codecs.TernGrad(deviations=1.0, seed=3)],
 }
 
 EXCHANGES: dict[type, list[Exchange]] = {

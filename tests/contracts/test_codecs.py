@@ -201,7 +201,7 @@ def _drift(codec: Codec, values: Tensor, draws: int) -> Tensor:
     [
         *(Linear(bits=bits, rounding="stochastic") for bits in (2, 4, 8)),
         *(Qsgd(levels=levels) for levels in (1, 7, 127)),
-        TernGrad(clip=100.0),
+        TernGrad(deviations=100.0),
     ],
     ids=str,
 )

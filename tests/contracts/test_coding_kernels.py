@@ -65,7 +65,7 @@ def _inner(around: Tensor, blocks: Blocks) -> Tensor:
 
 def _check_decoded(twin: Twin, around: Tensor, counts: list[list[int]], blocks: Blocks) -> Placed:
     expected = reference_coding.decode_positions(_inner(around, blocks), counts, blocks)
-    got = twin.module.decode_positions(_inner(around.to(twin.device), blocks), counts, blocks)
+    got = twin.module.coding.decode_positions(_inner(around.to(twin.device), blocks), counts, blocks)
     assert got.good == expected.good
     for mine, theirs in zip(expected.positions, got.positions, strict=True):
         assert theirs.dtype == torch.int64
@@ -76,7 +76,7 @@ def _check_decoded(twin: Twin, around: Tensor, counts: list[list[int]], blocks: 
 def _check_encoded(twin: Twin, positions: Tensor, counts: list[int], blocks: Blocks, padding: int = 0) -> None:
     expected = reference_coding.encode_positions(positions, ends_of(counts), blocks)
     given = torch.cat([positions, positions.new_zeros(0 if twin.trims else padding)]).to(twin.device)
-    got = twin.module.encode_positions(given, ends_of(counts, twin.device), blocks)
+    got = twin.module.coding.encode_positions(given, ends_of(counts, twin.device), blocks)
     assert got.dtype == torch.uint8
     assert torch.equal(got.cpu(), expected)
 
@@ -160,7 +160,7 @@ def test_a_count_below_zero_or_beyond_its_room_is_not_good(twin):
     segments, blocks = _made([(300, 20), (50, 50)])
     around = _rows(segments, blocks, [[20, 7]] * 4, 1, 0)
     counts = [[20, 7], [-1, 7], [21, 7], [20, 51]]
-    got = twin.module.decode_positions(around.to(twin.device), counts, blocks)
+    got = twin.module.coding.decode_positions(around.to(twin.device), counts, blocks)
     assert got.good == [True, False, False, False]
     assert [p.numel() for p in got.positions] == [27, 0, 0, 0]
 
@@ -188,7 +188,9 @@ def test_rows_that_begin_anywhere_are_read(twin):
 def test_on_cuda_rows_of_another_length_are_refused():
     twin, (_, blocks) = twin_of("cuda"), _made([(300, 20)])
     with pytest.raises(ValueError, match="bytes of their blocks"):
-        twin.module.decode_positions(torch.zeros(2, 8, dtype=torch.uint8, device=twin.device), [[1]] * 2, blocks)
+        twin.module.coding.decode_positions(
+            torch.zeros(2, 8, dtype=torch.uint8, device=twin.device), [[1]] * 2, blocks
+        )
 
 
 @pytest.mark.parametrize(
@@ -201,9 +203,9 @@ def test_positions_that_are_not_as_promised_harm_no_other_segment(twin, first, c
     given, ends = torch.cat([torch.tensor(first), rest]).to(twin.device), ends_of([count, 40], twin.device)
     if twin.trims:
         with pytest.raises(ValueError, match="must ascend"):
-            twin.module.encode_positions(given, ends, blocks)
+            twin.module.coding.encode_positions(given, ends, blocks)
         return
-    got = twin.module.encode_positions(given, ends, blocks).cpu()
+    got = twin.module.coding.encode_positions(given, ends, blocks).cpu()
     alone = reference_coding.encode_positions(rest, ends_of([0, 40]), blocks)
     assert got.numel() == alone.numel()
     for begin, column in ((0, UPPER), (blocks.upper_bytes, LOWER)):

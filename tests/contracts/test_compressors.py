@@ -11,13 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.bad_settings import BAD_SETTINGS, NEEDED, refusal
-from contracts.registry import (
-    COMPRESSORS,
-    compressors,
-    everything,
-    selects,
-    sparsifiers,
-)
+from contracts.registry import COMPRESSORS, compressors, everything, selects, sparsifiers
 from contracts.vectors import DTYPES, Flat, Sent, flats, known_positions, normal, same_bits, segments_of, taken_by
 from laconic import kernels, wire
 from laconic.codecs import Exact

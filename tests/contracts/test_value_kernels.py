@@ -33,7 +33,7 @@ def twin(request) -> Twin:
 
 def _check_statistics(twin: Twin, values: Tensor, ends: Tensor) -> Tensor:
     expected = reference_coding.span_statistics(values, ends)
-    got = twin.module.span_statistics(values.to(twin.device), ends.to(twin.device)).cpu()
+    got = twin.module.coding.span_statistics(values.to(twin.device), ends.to(twin.device)).cpu()
     assert got.shape == expected.shape
     assert got.dtype == torch.float64
     exact = [LEAST, LARGEST, BELOW_COUNT, COUNT]
@@ -84,7 +84,7 @@ def test_values_are_rounded_to_the_definitions_codes(twin, dtype, bits):
         numbers[still:, 1] = 0
         expected = reference_coding.quantise_line(values, ends, numbers, bits=bits, seed=chance)
         there = (t.to(twin.device) for t in (values, ends, numbers))
-        got = twin.module.quantise_line(*there, bits=bits, seed=chance)
+        got = twin.module.coding.quantise_line(*there, bits=bits, seed=chance)
         assert got.dtype == torch.uint8
         assert torch.equal(got.cpu(), expected)
 
@@ -99,7 +99,7 @@ def test_codes_stand_for_what_the_definition_says(twin, dtype, kind):
         codes = torch.randint(0, 2**bits, (sum(sizes) + padding,), generator=source, dtype=torch.uint8)
         numbers = values_of(twin, family, len(sizes) * form.numbers, seed, dtype).view(len(sizes), form.numbers)
         expected = reference_coding.dequantise(codes, ends, numbers, form)
-        got = twin.module.dequantise(*(t.to(twin.device) for t in (codes, ends, numbers)), form).cpu()
+        got = twin.module.coding.dequantise(*(t.to(twin.device) for t in (codes, ends, numbers)), form).cpu()
         assert same(got[: sum(sizes)], expected[: sum(sizes)])
         assert not got[sum(sizes) :].any()
         assert got.dtype == dtype
@@ -115,6 +115,6 @@ def test_many_spans_are_found_by_all_that_look_for_them(twin):
     numbers = torch.rand(700, 2, generator=torch.Generator().manual_seed(1)) / 4
     codes = reference_coding.quantise_line(values, ends, numbers, bits=4, seed=9)
     there = [t.to(twin.device) for t in (values, ends, numbers)]
-    assert torch.equal(twin.module.quantise_line(*there, bits=4, seed=9).cpu(), codes)
-    got = twin.module.dequantise(codes.to(twin.device), *there[1:], form)
+    assert torch.equal(twin.module.coding.quantise_line(*there, bits=4, seed=9).cpu(), codes)
+    got = twin.module.coding.dequantise(codes.to(twin.device), *there[1:], form)
     assert same(got.cpu(), reference_coding.dequantise(codes, ends, numbers, form))

@@ -13,6 +13,7 @@ from laconic import kernels
 from laconic.cli import main
 from laconic.lab.bench_kernels import BenchKernels
 from laconic.lab.bench_step import BenchStep
+from laconic.lab.bench_wire import BenchWire
 from laconic.lab.layouts import lstm, resnet50
 
 OPS = [
@@ -138,3 +139,43 @@ def test_step_refuses(wrong):
     [value] = wrong.values()
     with pytest.raises(ValueError, match=str(value[0] if isinstance(value, tuple) else value)):
         BenchStep(**wrong)
+
+
+def test_wire_writes_down_bits_times_and_volumes(tmp_path, capsys):
+    path = tmp_path / "wire.json"
+    words = "--entries 100000 --densities 0.001 0.1 --no-layouts --values exact int4 --repeats 1"
+    volume = "--workers 2 8 --volume-entries 50000"
+    main(["bench", "wire", *words.split(), *volume.split(), "--json", str(path)])
+    result, printed = json.loads(path.read_text()), capsys.readouterr().out
+    [rows] = result["positions"].values()
+    assert [row["density"] for row in rows] == [0.001, 0.1]
+    assert all(1 < row["over_least"] < 1.2 and set(row["others"]) == {"zstd", "roaring"} for row in rows)
+    [messages] = result["messages"].values()
+    assert [m["values"] for m in messages] == ["exact", "int4"]
+    assert messages[0]["bytes"] - messages[1]["bytes"] == pytest.approx(28 / 8 * 100, abs=32)
+    [times] = result["times"].values()
+    assert all(
+        _positive(times[key]) for key in ("select", "pack", "unpack", "encode_positions", "decode_positions")
+    )
+    two, eight = (row["ways"] for row in result["volume"])
+    assert eight["gather"]["heard"] == 4 * two["gather"]["heard"]
+    assert eight["sharded"]["heard"] < 2 * two["sharded"]["heard"]
+    assert two["dense ring"]["sent"] == 4 * 50_000
+    assert "bits a position" in printed
+    assert "kB a worker" in printed
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("device", "tpu"),
+        ("entries", 1000),
+        ("densities", (1.0,)),
+        ("density", 0),
+        ("workers", (1,)),
+        ("values", ("int5",)),
+    ],
+)
+def test_wire_refuses_what_it_cannot_measure(field, value):
+    with pytest.raises(ValueError, match="density" if field == "densities" else field):
+        BenchWire(**{field: value})

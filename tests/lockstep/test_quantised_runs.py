@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 import laconic
 from contracts.vectors import normal
+from laconic import codecs
 from laconic.method import Method
 from laconic.segments import Segments
 from lockstep.world import World, gradients
@@ -104,3 +107,16 @@ def test_signs_alone_climb_where_a_few_large_gradients_outweigh_many_small_ones_
     # What is still owed is at most what a few steps bring.
     assert _mean_after(laconic.ef_sign()) == pytest.approx(_mean_after(laconic.dense()), abs=0.15)
     assert _mean_after(laconic.dense()) == pytest.approx(-0.1 * 20 * 0.25, abs=0.1)
+
+
+@pytest.mark.parametrize("word", list(codecs.WORDS))
+def test_a_parameter_that_is_held_does_not_move_whatever_a_codec_makes_of_zeros(word):
+    """A frozen layer in one vector with the others: a sign has no zero, and it got the mean magnitude."""
+    model = Segments.of(["moves", "held"], [20, 20])
+    method = replace(laconic.topk_sgd(0.9, values=word), name=word)
+    world = World(method, RANKS, model=model, dtype=torch.float32)
+    for step in range(2):
+        given = [g.float() for g in gradients(RANKS, step, numel=40)]
+        for mean in world.step(given, rates={"moves": 0.5, "held": 0.0}):
+            assert not mean[20:].any()
+            assert mean[:20].any()

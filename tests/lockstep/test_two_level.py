@@ -176,6 +176,18 @@ def test_a_resumed_run_gives_the_same_bits(name):
     assert all(same_bits(a, b) for a, b in zip(going.owed(), resumed.owed(), strict=True))
 
 
+def test_memory_of_single_ranks_is_not_taken_for_that_of_nodes():
+    """Only the leader's would ever be sent."""
+    nodes, _ = _worlds(TOPK)
+    alone = World(TOPK, 4)
+    alone.step(gradients(4, 0))
+    with pytest.raises(ValueError, match=r"saved with nodes of 1 ranks, this method has nodes of 2"):
+        nodes.load(alone.save())
+    # From copies of a node's memory each rank can go on.
+    nodes.step(gradients(4, 0))
+    alone.load(nodes.save())
+
+
 def test_half_precision_gradients_stay_finite_and_equal():
     nodes, _ = _worlds(TOPK, dtype=torch.float32)
     grads = [g.to(torch.float16) for g in gradients(4, 0)]

@@ -187,7 +187,7 @@ def _can_be(placed: Placed, counts: list[list[int]], blocks: Blocks) -> int:
 
 
 def test_both_twins_read_and_refuse_the_same_positions():
-    fast, source = twin_of("cpu").module, Random(1)
+    fast, source = twin_of("cpu").module.coding, Random(1)
     good = 0
     for _ in range(60):
         blocks = _blocks(source)
@@ -206,7 +206,7 @@ def test_both_twins_read_and_refuse_the_same_positions():
 
 def test_rows_of_chance_are_refused_or_read():
     """Ten thousand rows in a hundred calls: no row is right by design, few are right by chance."""
-    fast, source = twin_of("cpu").module, Random(2)
+    fast, source = twin_of("cpu").module.coding, Random(2)
     noise = torch.Generator().manual_seed(2)
     good = 0
     for _ in range(100):

@@ -214,14 +214,21 @@ def test_clipped_steps_are_counted():
 def test_the_share_sent_is_what_fitted_over_all_ranks_and_one_where_a_parameter_goes_whole():
     ledger = _ledger()
     counts, rooms = {"b": (2, 9), "c": (4, 4)}, {"b": 3, "c": 8}
-    _commit(ledger, _entered(a=1.0, b=1.0, c=1.0), _mean(sent=99, counts=counts, rooms=rooms))
+    _commit(ledger, _entered(a=1.0, b=1.0, c=1.0), _mean(sent=21, counts=counts, rooms=rooms))
     assert ledger.shares == {"a": 1.0, "b": (2 + 3) / 18, "c": (4 + 4) / 32}
 
 
 def test_the_share_of_a_fixed_choice_is_its_room():
     ledger = _ledger()
-    _commit(ledger, _entered(b=1.0), _mean(rooms={"b": 3}))
+    _commit(ledger, _entered(b=1.0), _mean(sent=6, rooms={"b": 3}))
     assert ledger.shares == {"b": 3 / 9}
+
+
+def test_the_share_sent_is_of_what_arrived():
+    """By sharded_mean not all that ranks chose is told."""
+    ledger = _ledger()
+    _commit(ledger, _entered(b=1.0), _mean(sent=3, rooms={"b": 3}))
+    assert ledger.shares == {"b": 1.5 / 9}
 
 
 @pytest.mark.parametrize("chosen", [True, False], ids=["merged", "known to all"])

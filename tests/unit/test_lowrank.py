@@ -162,6 +162,15 @@ def test_a_direction_that_died_begins_anew():
     torch.testing.assert_close(mean.values, x, rtol=1e-5, atol=1e-5)
 
 
+def test_where_nothing_came_the_directions_found_so_far_stay():
+    """A layer that is frozen for a step had to begin anew."""
+    exchange = LowRankMean(rank=2)
+    (mean,) = _meet(exchange, [_of_rank(2, 0, torch.float32)])
+    (silent,) = _meet(exchange, [torch.zeros(LAYERS.numel)], kept=mean.kept)
+    assert mean.kept
+    assert not silent.kept
+
+
 @pytest.mark.parametrize("scale", [1e-25, 1e25])
 def test_gradients_of_any_size_are_sent(scale):
     """Q is M^T P: were it kept as it is, P of the next step would have the size of M squared."""

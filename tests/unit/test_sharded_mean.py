@@ -19,7 +19,7 @@ from laconic.damping import Damped
 from laconic.exchanges import GatherMean, ShardedMean, SmallestMean, TwoLevel
 from laconic.segments import Segments
 from laconic.transports import Lockstep
-from laconic.types import Compressor, Envelope, Exchange, Mean
+from laconic.types import Compressor, Envelope, Exchange, Mean, Plan
 
 MODEL = Segments.of(["w", "empty", "b", "v", "last"], [600, 0, 40, 300, 0])
 HALF = TopK(density=0.1, whole_below=100)
@@ -46,6 +46,11 @@ def _one(numel: int) -> Segments:
     return Segments.of(["w"], [numel])
 
 
+def _received(exchange: GatherMean | ShardedMean, plan: Plan, ranks: int) -> int:
+    """How many bytes a rank receives of float32 vectors."""
+    return exchange.received_bytes(plan, torch.empty(0), Envelope(step=0, world_size=ranks))
+
+
 # Volume.
 
 
@@ -53,10 +58,10 @@ def _one(numel: int) -> Segments:
 @pytest.mark.parametrize("numel", [1_000_000, 4_000_000])
 def test_what_a_rank_receives_does_not_grow_with_the_ranks(numel, values):
     plan, codec = _plan(TopK(density=0.01), _one(numel)), WORDS[values]()
-    received = {n: ShardedMean(values=codec).received_bytes(plan, world_size=n) for n in (2, 4, 8, 16, 64)}
+    received = {n: _received(ShardedMean(values=codec), plan, n) for n in (2, 4, 8, 16, 64)}
     assert all(size <= 1.3 * received[2] for size in received.values())
     assert received[16] <= 1.1 * received[2]
-    gathered = {n: GatherMean(values=codec).received_bytes(plan, world_size=n) for n in (2, 64)}
+    gathered = {n: _received(GatherMean(values=codec), plan, n) for n in (2, 64)}
     assert gathered[64] > 24 * received[64]
     assert received[2] <= 1.02 * gathered[2]
 
@@ -73,7 +78,7 @@ def test_bytes_are_what_the_formula_says(compressor, ranks):
             port.start(exchange.steps(x, MODEL, compressor, envelope), label="bytes")
         for port in world.ports:
             port.drain()
-        received = exchange.received_bytes(plan, world_size=ranks)
+        received = _received(exchange, plan, ranks)
         sent = world.ports[0].wire_bytes
         assert {port.wire_bytes for port in world.ports} == {sent}
         # A gathered message is sent once and heard from all; parts differ, and most is what is heard at most.
@@ -259,6 +264,15 @@ def test_a_method_that_needs_to_see_what_each_rank_sent_is_refused(exchange):
     assert replace(laconic.cat("bits"), exchange=exchange).exchange == exchange
     with pytest.raises(ValueError, match=r"sharded_mean every rank sends: use GatherMean\(\) with participants"):
         replace(laconic.celgc(2, participants=2), exchange=ShardedMean())
+
+
+@pytest.mark.parametrize("exchange", ["sharded", "smallest"])
+def test_what_reckons_with_all_that_is_sent_is_refused(exchange):
+    """Entries drawn by chance would be biased, and a bandwidth would be used by a small part."""
+    with pytest.raises(ValueError, match="unbiased only where all of it arrives"):
+        laconic.cat("bits", rule="random", exchange=exchange)
+    with pytest.raises(ValueError, match="budget knows what a gathered message puts on the link"):
+        laconic.cat(bits_per_second=1e6, exchange=exchange)
 
 
 @pytest.mark.parametrize("kind", [ShardedMean, SmallestMean])

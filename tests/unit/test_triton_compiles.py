@@ -41,15 +41,15 @@ cuda.take_above_(grad, layer, levels, [5, 70])
 cuda.take_top_(grad, layer, [5, 70])
 cuda.add_payloads_(x, [torch.arange(3), torch.arange(3, dtype=torch.int32)], [x[:3]] * 2, scale=0.5)
 blocks, ends = blocks_of(layer, (5, 70)), torch.tensor([5, 75])
-rows = cuda.encode_positions(torch.arange(75), ends, blocks).repeat(2, 1)
-cuda.encode_positions(torch.arange(75, dtype=torch.int32), ends, blocks)
-cuda.decode_positions(rows, [[5, 70]] * 2, blocks)
-cuda.span_statistics(grad[:75], ends)
+rows = cuda.coding.encode_positions(torch.arange(75), ends, blocks).repeat(2, 1)
+cuda.coding.encode_positions(torch.arange(75, dtype=torch.int32), ends, blocks)
+cuda.coding.decode_positions(rows, [[5, 70]] * 2, blocks)
+cuda.coding.span_statistics(grad[:75], ends)
 for seed in (None, 1):
-    cuda.quantise_line(x[:75], ends, x[:4].view(2, 2), bits=4, seed=seed)
-    cuda.quantise_line(x[:75].double(), ends, x[:4].view(2, 2).double(), bits=4, seed=seed)
+    cuda.coding.quantise_line(x[:75], ends, x[:4].view(2, 2), bits=4, seed=seed)
+    cuda.coding.quantise_line(x[:75].double(), ends, x[:4].view(2, 2).double(), bits=4, seed=seed)
 for form in (Form(kind="line", bits=4), Form(kind="table", bits=4)):
-    cuda.dequantise(rows[0, :75], ends, x[: 2 * form.numbers].view(2, -1), form)
+    cuda.coding.dequantise(rows[0, :75], ends, x[: 2 * form.numbers].view(2, -1), form)
 for kernel, given, named in noted:
     values = dict(zip(kernel.arg_names, given)) | {k: v for k, v in named.items() if k in kernel.arg_names}
     options = {k: v for k, v in named.items() if k not in kernel.arg_names}

@@ -13,6 +13,7 @@ from laconic.kernels.reference import share_of
 from laconic.segments import Segments
 from laconic.shards import Part, Shard
 from laconic.types import Payload, Plan
+from laconic.wire.values import on_device
 
 # Fractions in whole numbers.
 _ONE = 1 << 32
@@ -27,10 +28,10 @@ def fitting_(
     Behind the last entry positions lie beyond x. Nothing is copied from the device.
     """
     device, numel = x.device, x.numel()
-    ends = _on([shard.part.span.stop for shard in shards], device)
-    rooms = _on([shard.part.room for shard in shards], device)
+    ends = on_device([shard.part.span.stop for shard in shards], device)
+    rooms = on_device([shard.part.room for shard in shards], device)
     place = torch.arange(taken.positions.numel(), device=device)
-    count = torch.minimum(taken.wanted, _on(plan.rooms, device)).sum()
+    count = torch.minimum(taken.wanted, on_device(plan.rooms, device)).sum()
     positions = torch.where(place < count, taken.positions.to(torch.int64), numel)
     stops = torch.searchsorted(positions, ends)
     starts = torch.cat([stops.new_zeros(1), stops[:-1]])
@@ -63,7 +64,7 @@ def summed(heard: wire.Heard, part: Part, ranks: int, *, turn: int) -> tuple[wir
     union, place = torch.unique(given.positions, return_inverse=True)
     sums = torch.zeros_like(given.values[: union.numel()])
     kernels.add_payloads_(sums, place.split(heard.counts), given.values.split(heard.counts), scale=scale)
-    edges = _on([piece.stop for piece in part.pieces], union.device)
+    edges = on_device([piece.stop for piece in part.pieces], union.device)
     came, there = (
         torch.bincount(torch.searchsorted(edges, at, right=True), minlength=len(part.pieces)).tolist()
         for at in (given.positions, union)
@@ -115,7 +116,3 @@ def found(positions: Tensor, among: Tensor) -> Tensor:
         return torch.zeros_like(positions, dtype=torch.bool)
     place = torch.searchsorted(among, positions).clamp(max=among.numel() - 1)
     return among[place] == positions
-
-
-def _on(numbers: Sequence[int], device: torch.device) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)

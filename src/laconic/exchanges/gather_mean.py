@@ -55,18 +55,9 @@ class GatherMean:
     def check(self, compressor: Compressor) -> None:
         """Accept every compressor."""
 
-    def received_bytes(
-        self,
-        plan: Plan,
-        *,
-        world_size: int,
-        dtype: torch.dtype = torch.float32,
-        notes: int = 0,
-        spectrum: bool = False,
-    ) -> int:
+    def received_bytes(self, plan: Plan, x: Tensor, envelope: Envelope) -> int:
         """Return how many bytes a rank receives, its own among them."""
-        frame = wire.Frame(plan=plan, form=self.values.form, dtype=dtype, notes=notes, spectrum=spectrum)
-        return world_size * frame.total
+        return envelope.world_size * frame_of(plan, self.values, x, envelope).total
 
     def steps(self, x: Tensor, segments: Segments, compressor: Compressor, envelope: Envelope) -> Steps:
         """Leave in x what this rank did not send; return the mean of what all ranks sent.

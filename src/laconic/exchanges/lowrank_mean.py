@@ -103,14 +103,16 @@ class LowRankMean:
     def _again(self, split: Sequence[Segment], rights: Sequence[Tensor]) -> dict[str, Tensor]:
         """Return each Q for the step to come, every column scaled to a largest entry of 1.
 
-        A column of zeros (the matrices had fewer directions) would stay so for ever: it begins anew.
+        A column of zeros (the matrices had fewer directions) would stay so for ever: it begins anew. Where all are
+        zero nothing came, and the Q before stays.
         """
         largest = torch.stack([q.abs().amax(0) for q in rights])
         scaled = [q / most for q, most in zip(rights, largest, strict=True)]
         if not bool(largest.all()):
             each = zip(split, scaled, largest, strict=True)
             scaled = [torch.where(most > 0, q, self._first(s).to(q)) for s, q, most in each]
-        return {_key(s): q for s, q in zip(split, scaled, strict=True)}
+        came = largest.any(1).tolist()
+        return {_key(s): q for s, q, some in zip(split, scaled, came, strict=True) if some}
 
 
 def orthonormal(matrices: Sequence[Tensor]) -> list[Tensor]:

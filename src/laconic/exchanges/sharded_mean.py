@@ -39,11 +39,11 @@ _SECOND = 0x5BD1E995
 
 @dataclass(frozen=True, kw_only=True)
 class ShardedMean:
-    """One all-to-all of entries, one all-gather of sums; a rank receives about twice what it sends to one.
+    """One all-to-all of entries, one all-gather of sums; a rank receives about twice what one rank chooses.
 
     ``values`` says how values are written, in both rounds; the rank that rounded owes what that loses. Of the sums
     as many are told as one rank chooses, the largest of each parameter: what a rank sent for others it still owes.
-    Ranges are cut such that ranks choose equally many of each, by the plan, and then by what they did choose.
+    Ranges are cut such that each takes equally many bytes, by the plan, and then by what ranks did choose.
     """
 
     name: ClassVar[str] = "sharded_mean"
@@ -59,24 +59,21 @@ class ShardedMean:
         return isinstance(self.values, Exact)
 
     def check(self, compressor: Compressor) -> None:
-        """Refuse what damps values: of an entry that is not told, all must stay owed."""
+        """Refuse what damps values: of an entry that is not told, all must stay owed. Refuse draws by chance."""
         if compressor.name == "damped":
             raise ValueError(
                 "sharded_mean gives back what was not told, and damping has cut it by then. Use GatherMean()."
             )
+        if compressor.name == "stochastic":
+            raise ValueError(
+                "sharded_mean gives part of what was drawn back, and stochastic is unbiased only where all of it "
+                "arrives. Use GatherMean()."
+            )
 
-    def received_bytes(
-        self,
-        plan: Plan,
-        *,
-        world_size: int,
-        dtype: torch.dtype = torch.float32,
-        notes: int = 0,
-        spectrum: bool = False,
-    ) -> int:
+    def received_bytes(self, plan: Plan, x: Tensor, envelope: Envelope) -> int:
         """Return how many bytes a rank receives in both rounds, its own among them, while ranges are as planned."""
-        frame = wire.Frame(plan=plan, form=self.values.form, dtype=dtype, notes=notes, spectrum=spectrum)
-        cut = first_cut(plan, ranks=world_size, numel=_extent(plan), value_bits=frame.value_bits)
+        frame = frame_of(plan, self.values, x, envelope)
+        cut = first_cut(plan, ranks=envelope.world_size, numel=_extent(plan), value_bits=frame.value_bits)
         return wire.Deal(frame=frame, shards=shards_of(plan, cut), rank=0).received_bytes
 
     def steps(self, x: Tensor, segments: Segments, compressor: Compressor, envelope: Envelope) -> Steps:

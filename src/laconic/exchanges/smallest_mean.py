@@ -10,7 +10,7 @@ from torch import Tensor
 from laconic.codecs import Exact
 from laconic.coding import Codec
 from laconic.exchanges.gather_mean import GatherMean
-from laconic.exchanges.lettering import check_codec, frame_of
+from laconic.exchanges.lettering import check_codec
 from laconic.exchanges.reducing import refuse_some_senders
 from laconic.exchanges.sharded_mean import ShardedMean
 from laconic.segments import Segments
@@ -31,32 +31,30 @@ class SmallestMean:
     def __post_init__(self) -> None:
         check_codec(self.values)
 
-    @property
-    def lossless(self) -> bool:
-        """Whether values arrive as they are."""
-        return isinstance(self.values, Exact)
-
     def check(self, compressor: Compressor) -> None:
         """Refuse what either refuses."""
-        self._both[0].check(compressor)
-        self._both[1].check(compressor)
+        for exchange in self._both:
+            try:
+                exchange.check(compressor)
+            except ValueError as error:
+                raise ValueError(f"smallest_mean may be {exchange.name}: {error}") from error
 
     def of(self, plan: Plan, x: Tensor, envelope: Envelope) -> GatherMean | ShardedMean:
         """Return the one by which a rank receives fewer bytes; where they are equal, the one of fewer rounds."""
-        frame = frame_of(plan, self.values, x, envelope)
-        received = [
-            exchange.received_bytes(
-                plan, world_size=envelope.world_size, dtype=x.dtype, notes=frame.notes, spectrum=frame.spectrum
-            )
-            for exchange in self._both
-        ]
-        return self._both[received[1] < received[0]]
+        gathered, sharded = self._both
+        smaller = sharded.received_bytes(plan, x, envelope) < gathered.received_bytes(plan, x, envelope)
+        return sharded if smaller else gathered
 
     def steps(self, x: Tensor, segments: Segments, compressor: Compressor, envelope: Envelope) -> Steps:
         """Leave in x what the smaller one leaves."""
         refuse_some_senders(self.name, envelope)
         plan = compressor.plan(segments, step=envelope.step, rooms=envelope.rooms)
         return (yield from self.of(plan, x, envelope).steps(x, segments, compressor, envelope))
+
+    @property
+    def lossless(self) -> bool:
+        """Whether both are: they write values alike."""
+        return all(exchange.lossless for exchange in self._both)
 
     @property
     def _both(self) -> tuple[GatherMean, ShardedMean]:

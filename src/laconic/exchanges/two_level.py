@@ -19,6 +19,7 @@ from torch import Tensor
 
 from laconic.arguments import check_whole
 from laconic.collectives import AllGather, AllReduce, Reply, Request
+from laconic.errors import GroupError, WireError
 from laconic.exchanges.gather_mean import GatherMean
 from laconic.segments import Segments
 from laconic.types import Compressor, Envelope, Exchange, Steps
@@ -110,6 +111,8 @@ class TwoLevel:
                 request = steps.send(told)
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
+            except (GroupError, WireError) as error:
+                raise type(error)(f"{error} (Here rank n is node n, led by rank {size} n.)") from error
 
     def _checked(self, envelope: Envelope) -> int:
         if self.node_size is None:
@@ -127,6 +130,11 @@ class TwoLevel:
                 f"some ranks send."
             )
         return self.node_size
+
+
+def between_nodes(exchange: Exchange) -> Exchange:
+    """Return the exchange that whole nodes have with each other: itself where there is only one level."""
+    return exchange.inner if isinstance(exchange, TwoLevel) else exchange
 
 
 def _told(request: Request, heard: Reply, *, nodes: int, leads: bool) -> Generator[Request, Reply, Reply]:

@@ -240,4 +240,6 @@ def dequantise(codes: Tensor, ends: Tensor, numbers: Tensor, form: Form) -> Tens
 
 def _coder(x: Tensor) -> ModuleType:
     kind = x.device.type
-    return reference_coding if kind in _refused else _fast(kind) or reference_coding
+    fast = None if kind in _refused else _fast(kind)
+    coder: ModuleType = reference_coding if fast is None else fast.coding
+    return coder

@@ -19,32 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from laconic.kernels import cpu_coding as coding
 from laconic.kernels import cpu_loops as loops
 from laconic.kernels import cpu_top as top
 from laconic.kernels import reference
-from laconic.kernels.cpu_coding import (
-    decode_positions,
-    dequantise,
-    encode_positions,
-    quantise_line,
-    span_statistics,
-)
 from laconic.kernels.reference import Accumulated, Inflow, Places, Taken
 from laconic.segments import Segments
 
-__all__ = [
-    "accumulate_",
-    "add_payloads_",
-    "decode_positions",
-    "dequantise",
-    "encode_positions",
-    "quantise_line",
-    "span_statistics",
-    "store_",
-    "take_above_",
-    "take_top_",
-    "version",
-]
+__all__ = ["accumulate_", "add_payloads_", "coding", "store_", "take_above_", "take_top_", "version"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

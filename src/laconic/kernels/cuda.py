@@ -14,33 +14,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from laconic.kernels import cuda_coding as coding
 from laconic.kernels import reference
 from laconic.kernels.cuda_above import take_above_
-from laconic.kernels.cuda_coding import (
-    decode_positions,
-    dequantise,
-    encode_positions,
-    quantise_line,
-    span_statistics,
-)
 from laconic.kernels.cuda_layout import BLOCK, align_of, bits_of, counters_of, device_of, kernel, layout_of, placed
 from laconic.kernels.cuda_marks import KEYS, unsigned
 from laconic.kernels.cuda_top import take_top_
 from laconic.kernels.reference import Accumulated, Inflow, Places
 
-__all__ = [
-    "accumulate_",
-    "add_payloads_",
-    "decode_positions",
-    "dequantise",
-    "encode_positions",
-    "quantise_line",
-    "span_statistics",
-    "store_",
-    "take_above_",
-    "take_top_",
-    "version",
-]
+__all__ = ["accumulate_", "add_payloads_", "coding", "store_", "take_above_", "take_top_", "version"]
 
 # How many partial results the last program looks at together; how many entries of a payload a program adds.
 _WIDE, _TILE = 2048, 512

@@ -62,7 +62,7 @@ def _differ(
         sums.append(out.cpu())
     if not torch.equal(*sums):
         found.append("add_payloads_")
-    plain, compiled = (_coded(layer, k, d, gradient) for k, d in ((reference_coding, "cpu"), (fast, device)))
+    plain, compiled = (_coded(layer, k, d, gradient) for k, d in ((reference_coding, "cpu"), (fast.coding, device)))
     return found + [name for name in plain if not torch.equal(plain[name], compiled[name].cpu())]
 
 
@@ -104,7 +104,7 @@ def _taken(name: str, layer: Segments, kernels: ModuleType, device: torch.device
     return torch.cat([p.to("cpu", torch.float64) for p in parts])
 
 
-def _coded(layer: Segments, kernels: ModuleType, device: torch.device | str, x: Tensor) -> dict[str, Tensor]:
+def _coded(layer: Segments, coding: ModuleType, device: torch.device | str, x: Tensor) -> dict[str, Tensor]:
     """What each of the coding kernels makes of a few entries: all room is used but for the last entry."""
     rooms = _LAYERS[layer]
     blocks = blocks_of(layer, rooms)
@@ -113,22 +113,22 @@ def _coded(layer: Segments, kernels: ModuleType, device: torch.device | str, x: 
     places = [torch.arange(k) for k in counts]
     chosen = [s.offset + i + i * i * (s.size - k) // k**2 for s, k, i in zip(layer, counts, places, strict=True)]
     positions, ends = torch.cat(chosen).to(device), torch.tensor(counts).cumsum(0).to(device)
-    raw = kernels.encode_positions(positions, ends, blocks)
-    placed = kernels.decode_positions(torch.stack([raw, raw]), [counts, list(rooms)], blocks)
+    raw = coding.encode_positions(positions, ends, blocks)
+    placed = coding.decode_positions(torch.stack([raw, raw]), [counts, list(rooms)], blocks)
     values = x[: sum(rooms)].to(device)
     line, table = Form(kind="line", bits=4), Form(kind="table", bits=4)
     numbers = torch.linspace(0.1, 0.7, 16 * len(rooms), dtype=x.dtype).view(-1, 16).to(device)
     nearest, chance = (
-        kernels.quantise_line(values, ends, numbers[:, :2], bits=4, seed=seed) for seed in (None, 12345)
+        coding.quantise_line(values, ends, numbers[:, :2], bits=4, seed=seed) for seed in (None, 12345)
     )
     return {
         "encode_positions": raw,
         "decode_positions": torch.cat([*placed.positions, torch.tensor(placed.good, device=device)]),
         # Sums of so few multiples of 1/64 are exact in any order.
-        "span_statistics": kernels.span_statistics(values, ends),
+        "span_statistics": coding.span_statistics(values, ends),
         "quantise_line": torch.cat([nearest, chance]),
         "dequantise": torch.cat([
-            kernels.dequantise(chance, ends, numbers[:, :2], line),
-            kernels.dequantise(chance, ends, numbers, table),
+            coding.dequantise(chance, ends, numbers[:, :2], line),
+            coding.dequantise(chance, ends, numbers, table),
         ]),
     }  # fmt: skip

@@ -22,7 +22,7 @@ from laconic import kernels
 from laconic.arguments import check_share, check_whole
 from laconic.kernels import Inflow, Places, reference
 from laconic.lab.layouts import lstm, resnet50
-from laconic.lab.machine import extra_bytes, introduce, kilobytes, machine, save
+from laconic.lab.machine import check_device, extra_bytes, introduce, kilobytes, machine, save
 from laconic.lab.timing import host_seconds, timed
 from laconic.segments import Segments
 
@@ -63,10 +63,7 @@ class BenchKernels:
     """Where to write every number; rewritten after each layout."""
 
     def __post_init__(self) -> None:
-        if self.device not in ("cpu", "cuda"):
-            raise ValueError(f"device must be cpu or cuda, got {self.device!r}. Write --device cpu.")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device cuda wants a GPU that torch can use, got none. Write --device cpu.")
+        check_device(self.device)
         check_whole("threads", self.threads, 1, "It counts threads.")
         check_whole("repeats", self.repeats, 1, "It counts timed calls.")
         for size in self.sizes:

@@ -14,7 +14,7 @@ from rich.table import Table
 from laconic import kernels
 from laconic.arguments import check_share, check_whole
 from laconic.codecs import by_name
-from laconic.lab.machine import introduce, machine, save
+from laconic.lab.machine import check_device, introduce, machine, save
 from laconic.lab.rivals import missing, rivals
 from laconic.lab.wire_bits import message_row, position_row
 from laconic.lab.wire_cases import vectors
@@ -39,7 +39,7 @@ class BenchWire:
     entries: int = 25_000_000
     """Entries of the vector that is one segment."""
     densities: tuple[float, ...] = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
-    """Shares of the entries to count the bits of, each in (0, 1]."""
+    """Shares of the entries to count the bits of, each in (0, 1)."""
     density: float = 0.001
     """Share of the entries in messages and times."""
     values: tuple[str, ...] = ("exact", "bfloat16", "int8", "int4", "int2", "sign")
@@ -56,14 +56,15 @@ class BenchWire:
     """Where to write every number."""
 
     def __post_init__(self) -> None:
-        if self.device not in ("cpu", "cuda"):
-            raise ValueError(f"device must be cpu or cuda, got {self.device!r}. Write --device cpu.")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device cuda wants a GPU that torch can use, got none. Write --device cpu.")
-        for name in ("threads", "entries", "volume_entries", "repeats"):
-            check_whole(name, getattr(self, name), 1, f"Write --{name} {getattr(BenchWire, name)}.")
+        check_device(self.device)
+        # Smaller vectors would be sent whole.
+        for name, least in (("threads", 1), ("entries", 2048), ("volume_entries", 2048), ("repeats", 1)):
+            word = name.replace("_", "-")
+            check_whole(name, getattr(self, name), least, f"Write --{word} {getattr(BenchWire, name)}.")
         for density in (*self.densities, self.density):
             check_share("density", density, "For 0.1% write 0.001.")
+            if density == 1:
+                raise ValueError(f"density must be below 1, got {density!r}. All entries need no positions.")
         for number in self.workers:
             check_whole("workers", number, 2, "They count workers: --workers 2 8 64.")
         for word in self.values:

@@ -18,6 +18,14 @@ import torch
 from rich.console import Console
 
 
+def check_device(device: str) -> None:
+    """Raise unless it names a device that is there."""
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"device must be cpu or cuda, got {device!r}. Write --device cpu.")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device cuda wants a GPU that torch can use, got none. Write --device cpu.")
+
+
 def machine(command: str, options: dict[str, Any]) -> dict[str, Any]:
     """Say what was run, with what, on what."""
     words, given = command.split()[1:], sys.argv[1:]

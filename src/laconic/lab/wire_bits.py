@@ -35,7 +35,7 @@ def chosen(vector: Vector, density: float) -> tuple[Plan, Payload]:
 def position_row(vector: Vector, density: float, rivals: list[Rival]) -> dict[str, Any]:
     """Count the bits a chosen position takes by our code and by others."""
     plan, payload = chosen(vector, density)
-    ends = torch.tensor(plan.rooms).cumsum(0)
+    ends = torch.tensor(plan.rooms, dtype=torch.int64).cumsum(0)
     frame = wire.Frame(plan=plan, form=Form(kind="float"), dtype=vector.x.dtype)
     coded = kernels.encode_positions(payload.positions, ends, frame.blocks)
     count = plan.capacity

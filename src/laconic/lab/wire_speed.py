@@ -38,7 +38,7 @@ def speed_rows(
     said = header(plan, payload, codec)
     frame, message = packed(plan, payload, codec)
     rows = message.unsqueeze(0)
-    ends = torch.tensor(plan.rooms).cumsum(0).to(device)
+    ends = torch.tensor(plan.rooms, dtype=torch.int64).cumsum(0).to(device)
     coded = kernels.encode_positions(payload.positions, ends, frame.blocks).unsqueeze(0)
     copied = torch.empty_like(vector.x, device=device)
     source = vector.x.to(device)

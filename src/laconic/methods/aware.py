@@ -56,15 +56,8 @@ def cat(
     check_choice("per", per, get_args(Scope))
     check_share("start", start, "It is the share sent before anything is known.")
     start = min(max(start, floor), ceiling)
-    if start == 1 and (rule == "random" or per == "layer"):
-        raise ValueError(
-            f"start must be below 1 with rule={rule!r} and per={per!r}, got 1: where all is sent there is nothing "
-            f"to move. Write a smaller floor and start."
-        )
-    if rule == "sign" and values is not None:
-        raise ValueError(f"rule='sign' says how values are written, got values={values!r}. Leave them out.")
-    if values is None:
-        values = "sign" if rule == "sign" else "exact"
+    _check_start(start, rule, per)
+    written = _written(values, rule)
     price = costs.by_name(cost) if isinstance(cost, str) else cost
     if gain is None:
         gain = "alpha" if rule == "top" and memory == "none" else _GAINS[rule]
@@ -80,12 +73,29 @@ def cat(
             if own
             else _chooser(rule, per, start, whole_below)
         ),
-        exchange=carried(exchange, values),
+        exchange=carried(exchange, written),
         tuner=Constant() if own else tuner,
         memory="update" if memory is None else memory,
         scope=per,
         guard=None if memory == "none" else Guard(),
     )
+
+
+def _check_start(start: float, rule: Rule, per: Scope) -> None:
+    if start == 1 and (rule == "random" or per == "layer"):
+        raise ValueError(
+            f"start must be below 1 with rule={rule!r} and per={per!r}, got 1: where all is sent there is nothing "
+            f"to move. Write a smaller floor and start."
+        )
+
+
+def _written(values: Codec | str | None, rule: Rule) -> Codec | str:
+    """Return how values are written; ``sign`` says so itself."""
+    if rule == "sign" and values is not None:
+        raise ValueError(f"rule='sign' says how values are written, got values={values!r}. Leave them out.")
+    if values is None:
+        return "sign" if rule == "sign" else "exact"
+    return values
 
 
 def _chooser(rule: Rule, per: Scope, start: float, whole_below: int) -> Compressor:

@@ -28,7 +28,7 @@ def terngrad(deviations: float = 2.5, *, seed: int = 0) -> Method:
     Wen et al., NeurIPS 2017: entries are cut at so many ``deviations``; s is the largest magnitude left, sent with
     probability |g| / s. Nothing is remembered, not even what was cut.
     """
-    return _rounded("terngrad", TernGrad(clip=deviations, seed=seed), "none")
+    return _rounded("terngrad", TernGrad(deviations=deviations, seed=seed), "none")
 
 
 def one_bit(*, memory: Unit = "gradient") -> Method:

@@ -9,9 +9,9 @@ word name         meaning
 3    count        chosen entries in this message
 4    wanted       entries that qualified; the rest stay owed
 5    flags        bit 0: this rank's gradient is not finite; bit 1: what it
-                  owes has run away; bits 8-15: bytes of a value in memory, 4 or
-                  8; bits 16-23: form of values (0 float, 1 bfloat16, 2 line,
-                  3 table); bits 24-31: bits of a value, 0 for float
+                  owes has run away; bits 8-15: bytes of a value in memory,
+                  2, 4 or 8; bits 16-23: form of values (0 float, 1 bfloat16,
+                  2 line, 3 table); bits 24-31: bits of a value, 0 for float
 6    rates        digest of learning rates and momenta; equal on all ranks
 7    loss         this rank's loss, the bits of a float64; NaN: not told
 8    pace         seconds of the step before, two float32: waited, all else

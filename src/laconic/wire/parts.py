@@ -12,7 +12,7 @@ from laconic import kernels
 from laconic.coding import Codec, Coded
 from laconic.errors import WireError
 from laconic.wire.sheet import Sheet, sheet_of
-from laconic.wire.values import meant, raw_codes
+from laconic.wire.values import meant, on_device, raw_codes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +39,9 @@ def write_parts(sheet: Sheet, entries: Entries, codec: Codec, *, seed: int) -> B
     """Write parts that lie one behind the other; nothing is copied from the device."""
     device, positions, known = entries.known.device, entries.positions, entries.known.numel()
     # How many entries lie before the end of each part, and of each piece.
-    ends = torch.searchsorted(positions, _on([part.span.stop for part in sheet.parts], device))
-    stops = torch.searchsorted(positions, _on([p.stop for part in sheet.parts for p in part.pieces], device))
-    edges = torch.cat([_on(sheet.known_ends, device), stops + known])
+    ends = torch.searchsorted(positions, on_device([part.span.stop for part in sheet.parts], device))
+    stops = torch.searchsorted(positions, on_device([p.stop for part in sheet.parts for p in part.pieces], device))
+    edges = torch.cat([on_device(sheet.known_ends, device), stops + known])
     coded = codec.encode(torch.cat([entries.known, entries.values]), edges, seed=seed)
     sent = meant(coded, edges, sheet.form).to(entries.values.dtype)
     values = _bytes(raw_codes(_laid_out(sheet, coded.codes, positions, ends), sheet.form))
@@ -69,7 +69,7 @@ def read_parts(sheet: Sheet, rows: Sequence[Tensor], counts: Sequence[int]) -> E
     known = [codes[at : at + part.known] for at, part in zip(slots[::2], sheet.parts, strict=False)]
     chosen = [codes[at : at + count] for at, count in zip(slots[1::2], counts, strict=True)]
     return Entries(
-        known=_values(sheet, torch.cat(known), _on(sheet.known_ends, codes.device), known_shared),
+        known=_values(sheet, torch.cat(known), on_device(sheet.known_ends, codes.device), known_shared),
         positions=positions,
         values=_values(sheet, torch.cat(chosen), _piece_ends(sheet, positions, counts), shared),
     )
@@ -82,9 +82,9 @@ def _laid_out(sheet: Sheet, codes: Tensor, positions: Tensor, ends: Tensor) -> T
     for at, part in zip(slots[::2], sheet.parts, strict=False):
         out[at : at + part.known] = codes[begin : begin + part.known]
         begin += part.known
-    owner = torch.searchsorted(_on([part.span.stop for part in sheet.parts], device), positions, right=True)
+    owner = torch.searchsorted(on_device([part.span.stop for part in sheet.parts], device), positions, right=True)
     # What lies beyond every part goes to one place more, which is cut off.
-    first = _on([*slots[1::2], slots[-1]], device)
+    first = on_device([*slots[1::2], slots[-1]], device)
     before = torch.cat([ends.new_zeros(1), ends])
     place = first[owner] + torch.arange(positions.numel(), device=device) - before[owner]
     out[place.clamp(max=slots[-1])] = codes[begin:]
@@ -104,7 +104,7 @@ def _piece_ends(sheet: Sheet, positions: Tensor, counts: Sequence[int]) -> Tenso
     """Return how many entries there are up to the end of each piece; raise if one lies in none."""
     begins, ends = torch.from_numpy(sheet.pieces).to(positions.device, non_blocking=True)
     moved = torch.arange(len(counts), device=positions.device) * sheet.stride
-    many = _on(list(counts), positions.device)
+    many = on_device(list(counts), positions.device)
     at = positions + torch.repeat_interleave(moved, many, output_size=positions.numel())
     piece = torch.searchsorted(ends, at, right=True)
     beyond = begins.new_full((1,), len(counts) * sheet.stride)
@@ -141,7 +141,3 @@ def _culprit(sheet: Sheet, cut: Sequence[Sequence[Tensor]], counts: Sequence[int
 def _bytes(x: Tensor) -> Tensor:
     # A tensor without entries may have any strides, and cannot be viewed.
     return x.contiguous().view(-1).view(torch.uint8) if x.numel() else x.new_empty(0, dtype=torch.uint8)
-
-
-def _on(numbers: list[int], device: torch.device) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)

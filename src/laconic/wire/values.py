@@ -74,6 +74,11 @@ def read_values(raw: Tensor, shared: Shared, sizes: Sequence[int]) -> Tensor:
     return kernels.dequantise(codes, ends_of(sizes, raw.device), shared.numbers, form)
 
 
+def on_device(numbers: Sequence[int], device: torch.device) -> Tensor:
+    """Return whole numbers as a tensor there, without waiting for it."""
+    return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)
+
+
 def ends_of(sizes: Sequence[int], device: torch.device) -> Tensor:
     """Return where spans of these sizes end, one behind the other."""
     return torch.tensor(sizes, dtype=torch.int64).cumsum(0).to(device, non_blocking=True)

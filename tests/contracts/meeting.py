@@ -1,0 +1,61 @@
+"""One exchange on several ranks in one process, and the pairs of exchange and compressor that are asked about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from contracts.registry import compressors, exchanges, pairs
+from contracts.vectors import segments_of
+from laconic.averaging import dense
+from laconic.compressors import Dense
+from laconic.exchanges import ReduceMean, ShardedMean, SmallestMean
+from laconic.exchanges.two_level import between_nodes
+from laconic.transports import Lockstep
+from laconic.types import Compressor, Envelope, Exchange, Mean
+
+SEGMENTS = segments_of([5, 0, 1, 30, 12])
+
+# Those that select once more, of what all ranks sent; what is not selected, its senders keep. Each compressor meets
+# one of them, so that a kind meets as many as it has instances; Dense has one.
+SELECT = [e for e in exchanges() if isinstance(e, ShardedMean | SmallestMean)]
+AGAIN = [(SELECT[i % len(SELECT)], c) for i, c in enumerate([*compressors(), Dense(), Dense()])]
+ONCE = [(e, c) for e, c in pairs(accepted=True) if e not in SELECT]
+
+every_pair = pytest.mark.parametrize(("exchange", "compressor"), [*ONCE, *AGAIN], ids=repr)
+every_pair_once = pytest.mark.parametrize(("exchange", "compressor"), ONCE, ids=repr)
+every_pair_again = pytest.mark.parametrize(("exchange", "compressor"), AGAIN, ids=repr)
+every_world = pytest.mark.parametrize("ranks", [1, 2, 5])
+
+
+def meet(
+    exchange: Exchange,
+    compressor: Compressor,
+    xs: Sequence[Tensor],
+    *,
+    bad_rank: int | None = None,
+    each: Sequence[dict[str, Any]] | None = None,
+    **shared: Any,
+) -> list[Mean]:
+    """Run one exchange on as many ranks as there are vectors; return what each rank got."""
+    world, futures = Lockstep(len(xs)), []
+    for rank, (port, x) in enumerate(zip(world.ports, xs, strict=True)):
+        own = {"rank": rank} | shared | (each[rank] if each else {})
+        envelope = Envelope(
+            step=3, world_size=len(xs), fingerprint=5, rates=9, finite=torch.tensor(rank != bad_rank), **own
+        )
+        futures.append(port.start(exchange.steps(x, SEGMENTS, compressor, envelope), label="the exam"))
+    for port in world.ports:
+        port.drain()
+    means = [future.value() for future in futures]
+    return [replace(mean, values=dense(mean.values, x)) for mean, x in zip(means, xs, strict=True)]
+
+
+def bare(exchange: Exchange, compressor: Compressor) -> bool:
+    """Whether nothing travels but the values, as in DDP."""
+    return between_nodes(exchange) == ReduceMean() and compressor == Dense()
