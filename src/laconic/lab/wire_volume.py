@@ -16,8 +16,6 @@ from laconic.transports import Lockstep
 from laconic.types import Compressor, Envelope, Exchange, Mean, Steps
 
 _DENSITY, _NODE = 0.01, 8
-# Boundaries of shards are balanced by what came in the exchange before.
-_STEPS = 3
 
 
 @dataclass
@@ -30,22 +28,24 @@ class Traffic:
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """A way to exchange, and for what numbers of workers."""
+    """A way to exchange, in nodes of so many workers; volumes are those of the last of so many exchanges."""
 
     exchange: Exchange
     compressor: Compressor
     node_size: int = 1
+    steps: int = 1
 
 
 def _ways() -> dict[str, Way]:
+    # Ranges of shards are cut by what came in the exchange before.
     top, values = TopK(density=_DENSITY), by_name("int4")
     nodes = TwoLevel(inner=GatherMean(values=values), node_size=_NODE)
     return {
         "gather": Way(exchange=GatherMean(values=values), compressor=top),
-        "sharded": Way(exchange=ShardedMean(values=values), compressor=top),
+        "sharded": Way(exchange=ShardedMean(values=values), compressor=top, steps=2),
         "two_level": Way(exchange=nodes, compressor=top, node_size=_NODE),
         "gather, exact": Way(exchange=GatherMean(), compressor=top),
-        "sharded, exact": Way(exchange=ShardedMean(), compressor=top),
+        "sharded, exact": Way(exchange=ShardedMean(), compressor=top, steps=2),
         "dense ring": Way(exchange=ReduceMean(), compressor=Dense()),
     }
 
@@ -68,10 +68,10 @@ def _run(way: Way, workers: int, entries: int) -> Traffic:
     world, segments = Lockstep(workers, node_size=way.node_size), Segments.of(["vector"], [entries])
     kept: list[dict[str, Any]] = [{} for _ in range(workers)]
     every: list[Traffic] = []
-    for step in range(_STEPS):
+    for step in range(way.steps):
         every, futures = [Traffic() for _ in range(workers)], []
         for rank, port in enumerate(world.ports):
-            seed = (rank // way.node_size) * _STEPS + step
+            seed = (rank // way.node_size) * way.steps + step
             x = torch.randn(entries, generator=torch.Generator().manual_seed(seed))
             envelope = Envelope(step=step, world_size=workers, rank=rank, kept=kept[rank])
             steps = way.exchange.steps(x, segments, way.compressor, envelope)

@@ -70,6 +70,9 @@ def read_values(raw: Tensor, shared: Shared, sizes: Sequence[int]) -> Tensor:
         return raw.view(dtype)[:count]
     if form.kind == "bfloat16":
         return raw.view(torch.bfloat16)[:count].to(dtype)
+    if not count:
+        # Nothing to read is no reason to launch what reads.
+        return raw.new_empty(0, dtype=dtype)
     codes = kernels.unpack_codes(raw, form.bits, count)
     return kernels.dequantise(codes, ends_of(sizes, raw.device), shared.numbers, form)
 
@@ -91,4 +94,4 @@ def meant(coded: Coded, ends: Tensor, form: Form) -> Tensor:
 
 def raw_codes(codes: Tensor, form: Form) -> Tensor:
     """Return codes as they are written."""
-    return kernels.pack_codes(codes, form.bits) if form.numbers else codes
+    return kernels.pack_codes(codes, form.bits) if form.numbers and codes.numel() else codes
