@@ -4,29 +4,28 @@
 
 Most mutations go to the loop that reads positions, the only one that follows what bytes say: its two inputs and its
 output each end where a page begins that nobody may touch (one step too far ends the process), and a canary stands
-before them. The others go as whole messages, in every form of values, through ``wire.unpack``, or to the plain
-twin, whose answer must be the same.
+before them. The others go as whole messages, in every form of values, through ``wire.unpack`` or to the plain twin,
+whose answer must be the same, and to both rounds of ``sharded_mean``.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import tyro
 from guarded import Bytes, Guarded
+from hostile_rounds import strike_rounds
 from numba import njit
 from numpy.typing import NDArray
+from striking import CODECS, KINDS, Seen, mutate_
 
 from laconic import kernels, wire
-from laconic.codecs import BFloat16, Binned, Exact, Linear, SignMean
 from laconic.coding import Blocks, Codec, blocks_of
 from laconic.errors import LaconicError
 from laconic.kernels import cpu_codes as loops
@@ -38,11 +37,8 @@ from laconic.types import Payload, Plan
 
 BATCH = 1000
 EDGES = np.array([-(2**63), -1, 0, 1, 2**31 - 1, 2**31, 2**62, 2**63 - 1], np.int64)
-CODECS: list[Codec] = [Exact(), BFloat16(), *(Linear(bits=b) for b in (2, 4, 8)), SignMean()]
-CODECS += [Binned(bits=b) for b in (2, 4, 8)]
 HEADER = wire.Header(fingerprint=7, step=8, count=0, wanted=0, finite=True, rates=5, value_bytes=4)
 FAULTS = ("", "", "positions that cannot be", "the input was changed")
-KINDS = ("bits flipped", "noise", "pieces moved", "zeros and ones", "counts at the edges")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,37 +47,14 @@ class Options:
 
     mutations: int = 2_000_000
     """How many, of all kinds together."""
-    messages: float = 0.03
-    """Share of whole messages."""
+    messages: float = 0.06
+    """Share of whole messages, half of them of two rounds."""
     plain: float = 0.01
     """Share of rows of positions that the plain twin reads, too."""
     seed: int = 0
     """Another one makes other mutations."""
     out: Path = Path("benchmarks/results/hostile_bytes.json")
     """Where every number goes."""
-
-
-@dataclass
-class Seen:
-    """What came of mutations, and whatever should not have come."""
-
-    refused: Counter[str] = field(default_factory=Counter)
-    read: Counter[str] = field(default_factory=Counter)
-    wrong: list[str] = field(default_factory=list)
-
-    def note(self, kind: str, *, read: bool, fault: str) -> None:
-        """Count one."""
-        (self.read if read else self.refused)[kind] += 1
-        if fault:
-            self.wrong.append(f"{kind}: {fault}")
-
-    def summary(self) -> dict[str, Any]:
-        """Say it in numbers."""
-        kinds = sorted({*self.refused, *self.read})
-        each = {kind: {"refused": self.refused[kind], "read": self.read[kind]} for kind in kinds}
-        refused, read = self.refused.total(), self.read.total()
-        return {"mutations": refused + read, "refused": refused, "read": read, "wrong": len(self.wrong),
-                "first_wrong": self.wrong[:5], "kinds": each}  # fmt: skip
 
 
 def layout_of(chance: np.random.Generator) -> tuple[Segments, tuple[int, ...]]:
@@ -100,28 +73,6 @@ def draw(chance: np.random.Generator, segments: Segments, counts: list[int]) -> 
         pool = np.unique(np.concatenate([chance.integers(0, max(1, segment.size), 4 * count), np.arange(count)]))
         parts.append(segment.offset + np.sort(chance.permutation(pool)[:count]))
     return torch.from_numpy(np.concatenate(parts))
-
-
-def mutate_(rows: Bytes, kind: str, chance: np.random.Generator, first: int = 0) -> None:
-    """Leave in each row bytes that were struck, from ``first`` on."""
-    count, size = rows.shape[0], rows.shape[1] - first
-    each, at = np.arange(count), rows[:, first:]
-    if kind == "bits flipped":
-        for _ in range(int(chance.integers(1, 8))):
-            at[each, chance.integers(0, size, count)] ^= (1 << chance.integers(0, 8, count)).astype(np.uint8)
-    elif kind == "noise":
-        noise = chance.integers(0, 256, at.shape, np.uint8)
-        for _ in range(int(chance.integers(0, 5))):
-            noise &= chance.integers(0, 256, at.shape, np.uint8)
-        at[:] = noise
-    elif kind == "pieces moved":
-        length = int(chance.integers(1, size + 1))
-        to, out_of = (int(chance.integers(0, size - length + 1)) for _ in range(2))
-        at[:, to : to + length] = chance.permutation(at)[:, out_of : out_of + length]
-    elif kind == "zeros and ones":
-        begin = chance.integers(0, size, (count, 1))
-        inside = (np.arange(size) >= begin) & (np.arange(size) < begin + chance.integers(1, 9, (count, 1)))
-        at[inside] = chance.choice(np.array([0, 255], np.uint8))
 
 
 def batches(chance: np.random.Generator, total: int) -> Iterator[tuple[str, Blocks, Bytes, NDArray[np.int64]]]:
@@ -277,11 +228,12 @@ def main() -> None:
     torch.set_num_threads(1)
     facts = machine("python benchmarks/hostile_bytes.py", asdict(options))
     began, whole = time.perf_counter(), int(options.messages * options.mutations)
-    parts = {name: Seen() for name in ("positions", "positions_plain", "messages", "messages_plain")}
-    strike_messages(options, parts["messages"], whole // 2, seed=1)
+    parts = {name: Seen() for name in ("positions", "positions_plain", "messages", "messages_plain", "rounds")}
+    strike_rounds(parts["rounds"], whole // 2, seed=options.seed)
+    strike_messages(options, parts["messages"], whole // 4, seed=1)
     # What a device uses that has failed its exam: the plain twins.
     kernels._refused.add("cpu")
-    strike_messages(options, parts["messages_plain"], whole - whole // 2, seed=2)
+    strike_messages(options, parts["messages_plain"], whole - whole // 2 - whole // 4, seed=2)
     kernels._refused.clear()
     strike_positions(options, parts["positions"], parts["positions_plain"], options.mutations - whole)
     result = {name: seen.summary() for name, seen in parts.items()}

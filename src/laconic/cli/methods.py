@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import get_args
 
 from rich import box
 from rich.console import Console
@@ -13,6 +14,7 @@ from laconic.codecs import WORDS
 from laconic.costs import COSTS
 from laconic.lab.method_words import about
 from laconic.methods import METHODS
+from laconic.methods.parts import Carrier
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,7 @@ class Methods:
             "How a local method sends is a method too, with + for the colons: --method "
             "celgc:every=16:send=topk+density=0.01\n"
             f"How values are written is a setting of most: --method topk:values=int4, or {', '.join(WORDS)}\n"
+            f"How they travel is another: --method topk:exchange=sharded, or {', '.join(get_args(Carrier))}\n"
             "What cat weighs T against, the entries that a rank sends: --method cat:cost=bits, or "
             f"{', '.join(others)}; seconds are those of the link as fitted while training",
             highlight=False,
