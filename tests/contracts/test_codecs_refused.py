@@ -38,7 +38,7 @@ def test_every_codec_has_a_word_and_a_wrong_one_lists_them():
     [
         (lambda: laconic.qsgd(0), "levels must be a whole number of 1 or more, got 0"),
         (lambda: laconic.qsgd(128), "levels must be at most 127, got 128"),
-        (lambda: laconic.terngrad(-1.0), "clip must be a finite number"),
+        (lambda: laconic.terngrad(-1.0), "deviations must be a finite number"),
         (lambda: laconic.one_bit(memory="bits"), "memory must be one of none, gradient, update; got 'bits'"),
         (lambda: laconic.ef_sign(memory=None), "memory must be one of"),
     ],
