@@ -22,7 +22,6 @@ _WORDS, _STREAMS, _LENGTH = 10_000, 20, 35
 class Vector:
     """A vector, and where its parameters lie."""
 
-    name: str
     x: Tensor
     segments: Segments
 
@@ -43,7 +42,7 @@ def random_vector(sizes: list[int]) -> Vector:
     """Return normal numbers laid out as parameters of these sizes."""
     segments = Segments.of([str(i) for i in range(len(sizes))], sizes)
     x = torch.randn(segments.numel, generator=torch.Generator().manual_seed(0))
-    return Vector(name="random", x=x, segments=segments)
+    return Vector(x=x, segments=segments)
 
 
 def lstm_gradient() -> Vector:
@@ -58,4 +57,4 @@ def lstm_gradient() -> Vector:
     functional.cross_entropy(scores.flatten(0, 1), codes[:, 1:].flatten()).backward()
     named = [(name, p.grad) for name, p in model.named_parameters() if p.grad is not None]
     segments = Segments.of([name for name, _ in named], [g.numel() for _, g in named])
-    return Vector(name="gradient", x=torch.cat([g.flatten() for _, g in named]), segments=segments)
+    return Vector(x=torch.cat([g.flatten() for _, g in named]), segments=segments)

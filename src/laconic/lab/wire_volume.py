@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from laconic.codecs import by_name
-from laconic.collectives import AllReduce, Reply, Request, link_bytes, members
+from laconic.collectives import AllReduce, Reply, Request
 from laconic.compressors import Dense, TopK
 from laconic.exchanges import GatherMean, ReduceMean, ShardedMean, TwoLevel
 from laconic.segments import Segments
@@ -16,14 +16,6 @@ from laconic.transports import Lockstep
 from laconic.types import Compressor, Envelope, Exchange, Mean, Steps
 
 _DENSITY, _NODE = 0.01, 8
-
-
-@dataclass
-class Traffic:
-    """What one worker heard from and sent to others; with nodes, other nodes."""
-
-    heard: int = 0
-    sent: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,42 +50,37 @@ def volume_row(workers: int, entries: int) -> dict[str, Any]:
     found = {}
     for name, way in _ways().items():
         if workers % way.node_size == 0 and workers > way.node_size:
-            traffic = _run(way, workers, entries)
-            found[name] = {"heard": traffic.heard, "sent": traffic.sent}
+            found[name] = _run(way, workers, entries)
     return {"workers": workers, "chosen": round(_DENSITY * entries), "entries": entries, "ways": found}
 
 
-def _run(way: Way, workers: int, entries: int) -> Traffic:
-    """Run a few exchanges, and return what the busiest worker heard and sent in the last."""
+def _run(way: Way, workers: int, entries: int) -> dict[str, int]:
+    """Run exchanges, and return what the busiest worker heard from and sent to others in the last."""
     world, segments = Lockstep(workers, node_size=way.node_size), Segments.of(["vector"], [entries])
     kept: list[dict[str, Any]] = [{} for _ in range(workers)]
-    every: list[Traffic] = []
+    heard, before = [0] * workers, [0] * workers
     for step in range(way.steps):
-        every, futures = [Traffic() for _ in range(workers)], []
+        heard, before, futures = [0] * workers, [port.link_bytes for port in world.ports], []
         for rank, port in enumerate(world.ports):
             seed = (rank // way.node_size) * way.steps + step
             x = torch.randn(entries, generator=torch.Generator().manual_seed(seed))
             envelope = Envelope(step=step, world_size=workers, rank=rank, kept=kept[rank])
             steps = way.exchange.steps(x, segments, way.compressor, envelope)
-            listened = _listened(steps, every[rank], rank, workers, way.node_size)
-            futures.append(port.start(listened, label=f"rank {rank}"))
+            futures.append(port.start(_listened(steps, heard, rank), label=f"rank {rank}"))
         world.run()
-        kept = [{**before, **f.value().kept} for before, f in zip(kept, futures, strict=True)]
-    return Traffic(heard=max(t.heard for t in every), sent=max(t.sent for t in every))
+        kept = [{**known, **f.value().kept} for known, f in zip(kept, futures, strict=True)]
+    sent = [port.link_bytes - was for port, was in zip(world.ports, before, strict=True)]
+    return {"heard": max(heard), "sent": max(sent)}
 
 
-def _listened(steps: Steps, traffic: Traffic, rank: int, workers: int, node_size: int) -> Steps:
-    """Run an exchange and count what it asks for between nodes."""
+def _listened(steps: Steps, heard: list[int], rank: int) -> Steps:
+    """Run an exchange and add up the bytes that come from other nodes; one who takes no part hears nothing."""
     request: Request = next(steps)
     while True:
-        taking = members(request.among, rank=rank, world_size=workers, node_size=node_size)
-        between = request.among != "node" and rank in taking
-        if between:
-            traffic.sent += link_bytes(request, place=taking.index(rank), ranks=len(taking))
         # A sum goes round twice.
         rounds = 2 if isinstance(request, AllReduce) else 1
         reply: Reply = yield request
-        traffic.heard += rounds * reply.numel() * reply.element_size() if between else 0
+        heard[rank] += 0 if request.among == "node" else rounds * reply.numel() * reply.element_size()
         try:
             request = steps.send(reply)
         except StopIteration as end:
