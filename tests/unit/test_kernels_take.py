@@ -193,6 +193,22 @@ def test_a_large_vector_is_taken_from_as_a_small_one():
     _check_taken(flat, left, kernels.take_top_(left, flat.segments, [1000, 500]), positions)
 
 
+@pytest.mark.parametrize("where", ["anywhere", "sampled", "between", "first", "none"])
+@every_dtype
+def test_wherever_the_largest_lie_they_are_taken(dtype, where):
+    """A sample of lines tells a kernel beyond what to look: it may show all of the largest, some, or none."""
+    x = torch.randn(40_000, generator=torch.Generator().manual_seed(5)).to(dtype)
+    lines = (torch.arange(40_000) % 512 < 16).nonzero().flatten()
+    places = {"anywhere": lines[:0], "sampled": lines, "between": lines[:-16] + 100, "first": torch.arange(500)}
+    x[places.get(where, torch.arange(40_000))] *= 0 if where == "none" else 50
+    left = x.clone()
+    expected = reference.take_top_(here := x.clone(), segments_of([39_000, 1_000]), [100, 3])
+    taken = kernels.take_top_(left, segments_of([39_000, 1_000]), [100, 3])
+    assert torch.equal(taken.positions, expected.positions)
+    assert same_bits(taken.values, expected.values)
+    assert same_bits(left, here)
+
+
 def test_what_does_not_fit_is_counted_as_wanted_and_left():
     x = torch.tensor([3.0, -1.0, -4.0, 0.5, 9.0])
     taken = kernels.take_above_(x, segments_of([3, 2]), _tensor([2.0, 0.1]), [1, 1])

@@ -102,26 +102,69 @@ def take_above_(
 
 
 def take_top_(x: Tensor, segments: Segments, counts: Sequence[int]) -> Taken:
-    """Do what ``reference.take_top_`` does: a histogram of the upper bits of magnitudes, then one compaction."""
+    """Do what ``reference.take_top_`` does: take what may be among the largest, and put back what is not.
+
+    A sample tells beyond what to look, so that one pass is enough. Where it leads astray, a histogram of the upper
+    bits of all magnitudes tells.
+    """
     table, out = _table(segments, segments, segments), _array(x)
     bits, mask = _bits(out)
     kept = np.minimum(np.array(counts, np.int64), table.sizes)
-    bins = np.zeros((_threads(table), len(segments), top.BINS), np.int64)
-    _spread(top.histogram, table, bits, mask, table.rows, kept, bins)
-    lowest, candidates = np.zeros(len(segments), bits.dtype), np.zeros(len(segments), np.int64)
-    top.edges(bits, table.rows, kept, bins, lowest, candidates)
-    few = candidates <= np.maximum(_CROWD * kept, kept + _FEW)
-    some = few & (kept > 0)
-    # To exceed the number just below the edge is to be at it or beyond; every magnitude exceeds -1.
-    edge = torch.from_numpy((lowest - (lowest > 0)).astype(bits.dtype)).view(x.dtype)
-    limits = np.where(some, np.where(lowest > 0, _wide(edge), -1), np.inf).astype(_wide(edge).dtype)
-    places, near, found, starts = _scan(x, table, limits, np.zeros_like(kept), np.where(few, candidates, 0))
-    positions, values = _room(x, int(kept.sum()))
+    few = np.ones(len(segments), np.bool_)
+    near = _candidates_of_sample(x, table, kept)
+    if near is None:
+        bins = np.zeros((_threads(table), len(segments), top.BINS), np.int64)
+        _spread(top.histogram, table, bits, mask, table.rows, kept, bins)
+        lowest, candidates = _edges(bits, table, kept, bins)
+        few = candidates <= np.maximum(_CROWD * kept, kept + _FEW)
+        near = _scan(
+            x, table, _beyond(x, lowest, few & (kept > 0)), np.zeros_like(kept), np.where(few, candidates, 0)
+        )
+    places, values, found, starts = near
+    positions, largest = _room(x, int(kept.sum()))
     taken = np.zeros_like(kept)
-    given = (bits, mask, table.rows, kept, few, places, _bits(near)[0], found, starts, taken)
-    top.pick_top(*given, positions.numpy(), _bits(_array(values))[0])
+    given = (bits, mask, table.rows, kept, few, places, _bits(values)[0], found, starts, taken)
+    top.pick_top(*given, positions.numpy(), _bits(_array(largest))[0])
     used = int(taken.sum())
-    return Taken(positions=positions[:used], values=values[:used], wanted=_counted(taken))
+    return Taken(positions=positions[:used], values=largest[:used], wanted=_counted(taken))
+
+
+def _candidates_of_sample(x: Tensor, table: _Table, kept: Array) -> tuple[Array, ...] | None:
+    """Take what may be among the largest as a sample has it; None, and x as it was, where that is not enough."""
+    bits, mask = _bits(_array(x))
+    # Of a small segment every entry may be one.
+    large = table.sizes > top.SMALL
+    if bool((large & (top.LEAST_RATIO * kept > table.sizes)).any()):
+        return None
+    bins = np.zeros((1, len(kept), top.BINS), np.int64)
+    top.sample(bits, mask, table.rows, bins[0])
+    # Twice as many as are wanted, and some: a sample errs.
+    lowest, seen = _edges(bits, table, np.where(kept > 0, 2 * kept // top.SAMPLED + 8, 0), bins)
+    if bool((large & (lowest == 0) & (kept > 0)).any()):
+        return None
+    lowest, rooms = np.where(large, lowest, 0), np.where(large, 2 * top.SAMPLED * seen + top.SMALL, table.sizes)
+    near = _scan(x, table, _beyond(x, lowest, kept > 0), np.zeros_like(kept), rooms)
+    places, values, found, starts = near
+    count = found[:, :, 1].sum(axis=0)
+    if bool(((count >= kept) & (found[:, :, 1] <= rooms)).all()):
+        return near
+    top.put_back(_array(x), places, values, found, starts, rooms)
+    return None
+
+
+def _edges(bits: Array, table: _Table, kept: Array, bins: Array) -> tuple[Array, Array]:
+    """Return of each segment the lowest bits that may be among its ``kept`` largest, and how many have as much."""
+    lowest, candidates = np.zeros(len(kept), bits.dtype), np.zeros(len(kept), np.int64)
+    top.edges(bits, table.rows, kept, bins, lowest, candidates)
+    return lowest, candidates
+
+
+def _beyond(x: Tensor, lowest: Array, some: Array) -> Array:
+    """Return what entries must exceed to be at the lowest bits or beyond; where there are to be none, infinity."""
+    # To exceed the number just below the edge is to be at it or beyond; every magnitude exceeds -1.
+    edge = _wide(torch.from_numpy((lowest - (lowest > 0)).astype(lowest.dtype)).view(x.dtype))
+    limits: Array = np.where(some, np.where(lowest > 0, edge, -1), np.inf).astype(edge.dtype)
+    return limits
 
 
 def store_(x: Tensor, owed: Tensor, places: Places) -> None:

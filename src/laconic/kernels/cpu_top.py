@@ -10,6 +10,10 @@ _UPPER_BITS = 12
 BINS = 1 << _UPPER_BITS
 # How many entries are counted before the histogram is asked what can no longer matter.
 _OFTEN = 8192
+# A sample has the first line of every so many; a line is what memory gives at once. It is worth its time where at
+# most one entry of so many is wanted.
+SAMPLED, _LINE = 32, 16
+LEAST_RATIO, SMALL = 64, 4096
 
 
 @compiled
@@ -48,6 +52,28 @@ def histogram(tickets, bounds, worker, bits, mask, table, kept, bins):
     while piece < bounds.size - 1:
         _histogram(bounds[piece], bounds[piece + 1], bits, mask, table, kept, bins[worker])
         piece = ticket(tickets)
+
+
+@compiled
+def sample(bits, mask, table, bins):
+    """Count the magnitudes of a sample by their upper bits."""
+    shift = _shift(bits)
+    for s in range(table.shape[0] - 1):
+        base, size = table[s, X], table[s, SIZE]
+        for line in range(0, size, _LINE * SAMPLED):
+            for i in range(base + line, base + min(line + _LINE, size)):
+                bins[s, (bits[i] & mask) >> shift] += 1
+
+
+@compiled
+def put_back(x, places, values, counts, starts, rooms):
+    """Put everything back that a scan took."""
+    for piece in range(counts.shape[0]):
+        for s in range(rooms.size):
+            for part in range(2):
+                start = starts[piece, s, part]
+                for i in range(start, start + min(counts[piece, s, part], rooms[s])):
+                    x[places[piece, i]] = values[piece, i]
 
 
 @compiled
