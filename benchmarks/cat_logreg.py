@@ -31,9 +31,9 @@ from scipy import optimize, sparse
 
 import laconic
 from laconic import kernels
-from laconic.cli.home import default_home
 from laconic.costs import Affine, Cost, Packets
 from laconic.descent import alpha, choose
+from laconic.lab.data.home import default_home
 from laconic.lab.data.store import load
 from laconic.lab.machine import machine
 from laconic.method import Unit

@@ -23,7 +23,7 @@ import tyro
 from torch import Tensor, nn
 from torch.nn import functional
 
-from laconic.cli.home import default_home
+from laconic.lab.data.home import default_home
 from laconic.lab.data.store import load
 from laconic.lab.folder import write_json
 from laconic.lab.machine import machine

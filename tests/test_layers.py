@@ -25,7 +25,9 @@ ROWS = [
     {"reducer"},
     {"rounds"},
     {"integrations"},
-    {"lab", "plan", "sim"},
+    {"sim"},
+    {"lab"},
+    {"plan"},
     {"cli"},
     {"__main__"},
 ]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-# The largest packet of shaped_hosts.py: one that TCP repeats is counted twice.
+# The largest packet of honest_bytes.py: one that TCP repeats is counted twice.
 PACKET_BYTES = 4000
 # Gloo has six words a gather between two ranks.
 WORDS_BYTES = 6 * 48
@@ -26,7 +26,8 @@ def counted(monkeypatch):
         pytest.skip(f"network namespaces cannot be listed, or a benchmark has hosts up: {up.stderr or up.stdout}")
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import honest_bytes
-    from shaped_hosts import shaped_hosts
+
+    from laconic.lab.network.hosts import shaped_hosts
 
     try:
         with shaped_hosts(1):

@@ -16,13 +16,16 @@ try:
     from laconic.cli.compare import Compare, ResumeCompare
     from laconic.cli.data import Data
     from laconic.cli.methods import Methods
+    from laconic.cli.plan import Plan
     from laconic.cli.report import Report
     from laconic.cli.runs import fail
+    from laconic.cli.simulate import Simulate
     from laconic.cli.train import ResumeTrain, Train
     from laconic.lab.bench_kernels import BenchKernels
     from laconic.lab.bench_step import BenchStep
     from laconic.lab.bench_wire import BenchWire
     from laconic.lab.launch import RankError
+    from laconic.lab.network.bench import BenchNetwork
 except ModuleNotFoundError as error:
     missing = (error.name or "").split(".")[0]
     if missing not in NEEDED:
@@ -33,12 +36,13 @@ except ModuleNotFoundError as error:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """Measure on this machine what laconic's kernels, steps and messages take."""
+    """Measure on this machine what laconic's kernels, steps and messages take, and training over slow links."""
 
     benchmark: (
         Annotated[BenchKernels, subcommand("kernels")]
         | Annotated[BenchStep, subcommand("step")]
         | Annotated[BenchWire, subcommand("wire")]
+        | Annotated[BenchNetwork, subcommand("network")]
     )
 
     def run(self) -> None:
@@ -54,6 +58,8 @@ COMMANDS: Any = (
     | Annotated[Train, subcommand("train")]
     | Annotated[Compare, subcommand("compare")]
     | Annotated[Report, subcommand("report")]
+    | Annotated[Plan, subcommand("plan")]
+    | Annotated[Simulate, subcommand("simulate")]
     | Annotated[Data, subcommand("data")]
     | Annotated[Bench, subcommand("bench")]
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -63,29 +63,52 @@ class ResumeCompare:
         saved = read_json(self.resume / PLAN)
         if not saved:
             raise FileNotFoundError(f"{self.resume} has no {PLAN}: give a folder that compare has begun.")
+        if "simulated" in saved:
+            raise ValueError(
+                f"{self.resume} is a simulation, which keeps no checkpoints. Run laconic simulate anew."
+            )
         spec = resumed(Spec.from_dict(saved.get("spec", {})))
         plan = Plan(out=self.resume, spec=spec, words=saved.get("methods", []))
         plan.carry_out(tensorboard=self.tensorboard, json=self.json)
 
 
+def _on_ranks(trials: tuple[Trial, ...], *, quiet: bool) -> Ending:
+    """Make the runs on ranks of their own."""
+    return carry_out(trials, "laconic compare", quiet=quiet)
+
+
+_TIMES = (
+    "Between ranks of one machine sending costs next to nothing: times show the price of selecting, not the gain "
+    "on a slow link."
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is compared, and where it goes."""
+    """What is compared, where it goes, and who makes the runs.
+
+    ``about`` stands in the comparison's files beside the spec; ``times`` says what seconds mean, ``title`` is
+    the page's, if it is not the usual one.
+    """
 
     out: Path
     spec: Spec
     words: list[str]
+    make: Callable[..., Ending] = _on_ranks
+    about: Mapping[str, Any] = field(default_factory=dict)
+    times: str = _TIMES
+    title: str | None = None
 
     def carry_out(self, *, tensorboard: bool, json: bool) -> None:
         """Make the runs that are not finished, write summary and page, and print what came of it."""
         if first_here():
-            write_json(self.out / PLAN, {"methods": self.words, "spec": self.spec.as_dict()})
+            write_json(self.out / PLAN, {"methods": self.words, "spec": self.spec.as_dict()} | dict(self.about))
         trials = tuple(trial for trial in self.trials(tensorboard) if not _finished(trial.folder))
         ending = Ending(results=())
         try:
             # Under a launcher the others count on the first, whatever they see in the folder themselves.
             if trials or joined(os.environ) is not None:
-                ending = carry_out(trials or tuple(self.trials(tensorboard)), "laconic compare", quiet=json)
+                ending = self.make(trials or tuple(self.trials(tensorboard)), quiet=json)
         finally:
             # Whatever happens to one method, what the others came to is there to look at.
             if first_here() and any(self.out.glob("*/spec.json")):
@@ -95,12 +118,12 @@ class Plan:
     def show(self, *, stopped: bool, json: bool) -> None:
         """Write summary and page, and print what came of it."""
         summary, runs = write_summary(self), read_runs([self.out])
-        page = write_page(runs, self.out / "report.html")
+        page = write_page(runs, self.out / "report.html", title=self.title)
         if json:
             print_json(summary | {"folder": str(self.out), "report": str(page)})
             return
-        _print(runs)
-        if stopped:
+        _print(runs, self.times)
+        if stopped and not self.about:
             print(f"stopped. To go on: laconic compare --resume {self.out}")
         print(f"page: {page.resolve()}")
 
@@ -124,7 +147,7 @@ def write_summary(plan: Plan) -> dict[str, Any]:
     done = {word: result for word, result in results.items() if result is not None}
     first = next((folders[word].spec() for word in done), {})
     summary = {"metric": first.get("metric"), "spec": plan.spec.as_dict(), "methods": done}
-    summary |= {"course": first.get("course")}
+    summary |= {"course": first.get("course")} | dict(plan.about)
     write_json(plan.out / "summary.json", summary)
     return summary
 
@@ -134,13 +157,10 @@ def _finished(folder: Path) -> bool:
     return result is not None and bool(result["finished"])
 
 
-def _print(runs: Sequence[Run]) -> None:
+def _print(runs: Sequence[Run], times: str) -> None:
     # In a file there is room for whole names of methods.
     console = Console(highlight=False, soft_wrap=True, markup=False, width=None if sys.stdout.isatty() else 120)
     console.print(rich_table(runs))
     shares = [f"{run.label} {run.result['data_share']:.2%}" for run in runs if "data_share" in run.result]
     console.print(f"waiting for data: {', '.join(shares)} of the training time")
-    console.print(
-        "bytes a rank: handed to the collectives by one rank. Between ranks of one machine sending costs next to "
-        "nothing: times show the price of selecting, not the gain on a slow link."
-    )
+    console.print(f"bytes a rank: handed to the collectives by one rank. {times}")

@@ -14,11 +14,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from tyro.conf import Positional, arg, subcommand
 
-from laconic.cli.home import default_home
 from laconic.cli.runs import print_json
 from laconic.lab.data.catalogue import CATALOGUE, Entry, entry_of
 from laconic.lab.data.content import UNITS
 from laconic.lab.data.fetch import Line, get
+from laconic.lab.data.home import default_home
 from laconic.lab.data.imports import import_set
 from laconic.lab.data.store import About, is_there, size_of
 

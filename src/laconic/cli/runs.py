@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from laconic.arguments import check_whole
-from laconic.cli.home import default_home
 from laconic.cli.places import joined, run_everywhere, settle
+from laconic.lab.data.home import default_home
 from laconic.lab.machine import machine
 from laconic.lab.session import Ending, Trial, run_trials
 from laconic.lab.show import board_in

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -24,7 +25,7 @@ from laconic.integrations.checks import (
     check_units,
 )
 from laconic.integrations.ddp import DdpSurface
-from laconic.integrations.link import Link
+from laconic.integrations.link import Link, Wire
 from laconic.integrations.local import LocalSurface
 from laconic.integrations.momentum import MovedMomentum, movable
 from laconic.integrations.nodes import on_nodes
@@ -68,40 +69,120 @@ def attach(
         link = laconic.attach(model, optimizer, laconic.topk(0.01))
     """
     chosen, method = method is None, recommended() if method is None else method
+    ddp = _check(model, optimizer, method, scaler, measure_every)
+    module = model if ddp is None else cast("torch.nn.Module", ddp.module)
+    parameters = check_parameters(module, optimizer, every_trainable=ddp is not None)
+    talking, device = _group(ddp, group), next(iter(parameters.values())).device
+    method = on_nodes(method, dist.get_process_group_ranks(talking))
+    transport = ProcessGroupTransport(talking, device, node_size=node_size_of(method))
+    making = _Making(transport, scaler, measure_every, track_age, time.perf_counter)
+    link = making.link(model, optimizer, method, parameters)
+    if chosen and link.rounds is not None and transport.rank == 0:
+        _log.warning(
+            "no method was named: %s takes %d local steps a round. Evaluate and save inside link.averaged(), and "
+            "call link.finish() when the batches are used up.",
+            method.name,
+            link.rounds.every,
+        )
+    return link
+
+
+def attach_over(
+    transport: Wire,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    method: Method,
+    *,
+    scaler: torch.amp.GradScaler | None = None,
+    measure_every: int = 0,
+    track_age: bool = False,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Link:
+    """Do what ``attach`` does over a transport that is there already, by its clock; nodes must be the method's."""
+    ddp = _check(model, optimizer, method, scaler, measure_every)
+    module = model if ddp is None else cast("torch.nn.Module", ddp.module)
+    parameters = check_parameters(module, optimizer, every_trainable=ddp is not None)
+    making = _Making(transport, scaler, measure_every, track_age, clock)
+    return making.link(model, optimizer, method, parameters)
+
+
+@dataclass(frozen=True)
+class _Making:
+    """How a link is made, whatever the module, the optimizer and the method are."""
+
+    transport: Wire
+    scaler: torch.amp.GradScaler | None
+    measure_every: int
+    track_age: bool
+    clock: Callable[[], float]
+
+    def link(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        method: Method,
+        parameters: Mapping[str, torch.nn.Parameter],
+    ) -> Link:
+        """Put the method to work between backward and the optimizer's step."""
+        transport, scaler, first = self.transport, self.scaler, self.transport.rank == 0
+        ddp = model if isinstance(model, DistributedDataParallel) else None
+        module = model if ddp is None else cast("torch.nn.Module", ddp.module)
+        moves = _moves(method, optimizer, scaler, said=first)
+        kind = f"{'plain' if ddp is None else 'DDP'}{' with a GradScaler' if scaler else ''}"
+        kind += " with momentum moved" if moves else ""
+        identity = _identity(f"{method} ({kind}, measured every {self.measure_every})", module, parameters)
+        reducer = self._reducer(method, parameters, identity, velocity=moves)
+        moved = _moved(optimizer, parameters, reducer) if moves else None
+        seconds = _compiled(method, parameters, said=first)
+        local = method.local is not None
+        rounds = Rounds(method, module, parameters, optimizer, reducer, transport) if local else None
+        link = Link(reducer, transport, identity, parameters, optimizer, scaler, moved, rounds, seconds)
+        if ddp is None:
+            check_buffers(module)
+        link.install(_surface(model, link, rounds))
+        _attached[optimizer] = weakref.ref(link)
+        return link
+
+    def _reducer(
+        self,
+        method: Method,
+        parameters: Mapping[str, torch.nn.Parameter],
+        identity: Identity,
+        *,
+        velocity: bool,
+    ) -> Reducer:
+        tensors = list(parameters.values())
+        return Reducer(
+            method,
+            Segments.of(list(parameters), [p.numel() for p in tensors], [rows_of(p) for p in tensors]),
+            self.transport,
+            dtype=accumulation_dtype([p.dtype for p in tensors]),
+            device=tensors[0].device,
+            fingerprint=identity.fingerprint(),
+            # What drifts are added to has memory's own precision; gradients must fit the parameters'.
+            dtypes={} if method.local else {name: p.dtype for name, p in parameters.items()},
+            velocity=velocity,
+            track_age=self.track_age,
+            measure_every=self.measure_every,
+            clock=self.clock,
+        )
+
+
+def _check(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    method: Method,
+    scaler: torch.amp.GradScaler | None,
+    measure_every: int,
+) -> DistributedDataParallel | None:
+    """Refuse what a method cannot be put between; return the model where it is DDP's."""
     check_arguments(model, optimizer, method, scaler)
     check_units(method, optimizer)
     check_local(model, method, optimizer, scaler, measure_every)
     before = _attached.get(optimizer, lambda: None)()
     if before is not None and before.attached:
         raise LaconicError("this optimizer is attached already. Call link.detach() on the first link before.")
-    ddp = model if isinstance(model, DistributedDataParallel) else None
-    module = model if ddp is None else cast("torch.nn.Module", ddp.module)
-    parameters = check_parameters(module, optimizer, every_trainable=ddp is not None)
-    talking, device = _group(ddp, group), next(iter(parameters.values())).device
-    method = on_nodes(method, dist.get_process_group_ranks(talking))
-    transport = ProcessGroupTransport(talking, device, node_size=node_size_of(method))
-    moves = _moves(method, optimizer, scaler, said=transport.rank == 0)
-    kind = f"{'plain' if ddp is None else 'DDP'}{' with a GradScaler' if scaler else ''}"
-    kind += " with momentum moved" if moves else ""
-    identity = _identity(f"{method} ({kind}, measured every {measure_every})", module, parameters)
-    reducer = _reducer(method, parameters, transport, identity, measure_every, velocity=moves, track_age=track_age)
-    moved = _moved(optimizer, parameters, reducer) if moves else None
-    seconds = _compiled(method, parameters, said=transport.rank == 0)
-    local = method.local is not None
-    rounds = Rounds(method, module, parameters, optimizer, reducer, transport) if local else None
-    link = Link(reducer, transport, identity, parameters, optimizer, scaler, moved, rounds, seconds)
-    if ddp is None:
-        check_buffers(module)
-    link.install(_surface(model, link, rounds))
-    if chosen and rounds is not None and transport.rank == 0:
-        _log.warning(
-            "no method was named: %s takes %d local steps a round. Evaluate and save inside link.averaged(), and "
-            "call link.finish() when the batches are used up.",
-            method.name,
-            rounds.every,
-        )
-    _attached[optimizer] = weakref.ref(link)
-    return link
+    return model if isinstance(model, DistributedDataParallel) else None
 
 
 def _surface(model: torch.nn.Module, link: Link, rounds: Rounds | None) -> Surface:
@@ -109,32 +190,6 @@ def _surface(model: torch.nn.Module, link: Link, rounds: Rounds | None) -> Surfa
     if rounds is not None:
         return LocalSurface(model, rounds, link.transport, link.scaler)
     return DdpSurface(model, link) if isinstance(model, DistributedDataParallel) else PlainSurface(model, link)
-
-
-def _reducer(
-    method: Method,
-    parameters: Mapping[str, torch.nn.Parameter],
-    transport: ProcessGroupTransport,
-    identity: Identity,
-    measure_every: int,
-    *,
-    velocity: bool,
-    track_age: bool,
-) -> Reducer:
-    tensors = list(parameters.values())
-    return Reducer(
-        method,
-        Segments.of(list(parameters), [p.numel() for p in tensors], [rows_of(p) for p in tensors]),
-        transport,
-        dtype=accumulation_dtype([p.dtype for p in tensors]),
-        device=tensors[0].device,
-        fingerprint=identity.fingerprint(),
-        # What drifts are added to has memory's own precision; gradients must fit the parameters'.
-        dtypes={} if method.local else {name: p.dtype for name, p in parameters.items()},
-        velocity=velocity,
-        track_age=track_age,
-        measure_every=measure_every,
-    )
 
 
 def _compiled(method: Method, parameters: Mapping[str, torch.nn.Parameter], *, said: bool) -> float:

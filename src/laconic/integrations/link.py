@@ -8,12 +8,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from math import inf, isnan
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from laconic import kernels
+from laconic.collectives import Transport
 from laconic.errors import LaconicError
 from laconic.handshake import Identity, handshake
 from laconic.integrations.amp import Watch, guard_scaler, refuse_other_scalers, release_scaler
@@ -24,7 +26,18 @@ from laconic.method import Method
 from laconic.reducer import Reducer
 from laconic.rounds import Rounds
 from laconic.stats import Stats
-from laconic.transports import ProcessGroupTransport
+
+
+class Wire(Transport, Protocol):
+    """A transport that models can be put on: a process group's, or one of ranks in one process."""
+
+    blocked_seconds: float
+
+    def connect(self) -> None:
+        """Make ready whom this rank will talk to, on every rank at the same point."""
+
+    def broadcast_(self, tensor: Tensor) -> None:
+        """Replace the tensor by the first rank's."""
 
 
 class Link:
@@ -33,7 +46,7 @@ class Link:
     def __init__(
         self,
         reducer: Reducer,
-        transport: ProcessGroupTransport,
+        transport: Wire,
         identity: Identity,
         parameters: Mapping[str, torch.nn.Parameter],
         optimizer: torch.optim.Optimizer,
@@ -44,7 +57,7 @@ class Link:
     ) -> None:
         self.reducer, self.parameters, self.optimizer = reducer, parameters, optimizer
         self.transport = transport
-        self._identity, self.scaler, self._moved, self._rounds = identity, scaler, moved, rounds
+        self._identity, self.scaler, self._moved, self.rounds = identity, scaler, moved, rounds
         self._names = {id(p): name for name, p in parameters.items()}
         self._surface: Surface | None = None
         self._handles: list[RemovableHandle] = []
@@ -69,7 +82,7 @@ class Link:
         """The truth so far: bytes, ratio, density, what is owed, steps skipped, seconds."""
         numbers = self.reducer.stats()
         return replace(
-            numbers if self._rounds is None else self._rounds.stats(numbers),
+            numbers if self.rounds is None else self.rounds.stats(numbers),
             setup_bytes=self._setup_bytes,
             kernels=kernels.in_use(next(iter(self.parameters.values())).device),
             compile_seconds=self._compile_seconds,
@@ -82,8 +95,8 @@ class Link:
         mean.
         """
         value = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
-        if self._rounds is not None:
-            self._rounds.observe(value)
+        if self.rounds is not None:
+            self.rounds.observe(value)
             return
         # NaN in a header means that nothing was told.
         self.reducer.loss = inf if isnan(value) else value
@@ -95,12 +108,12 @@ class Link:
         """
         decay = {} if self._moved is None else self._moved.state_dict()
         # First: it waits for an exchange that is under way.
-        rounds = {} if self._rounds is None else {"rounds": self._rounds.state_dict()}
+        rounds = {} if self.rounds is None else {"rounds": self.rounds.state_dict()}
         return self.reducer.state_dict() | {"layouts": self._layouts(), "decay": decay} | rounds
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from this rank's saved state; the next exchange notices ranks that did not load the same step."""
-        if self._rounds is None and self.reducer.step_shapes_messages and not self._compare_steps:
+        if self.rounds is None and self.reducer.step_shapes_messages and not self._compare_steps:
             raise LaconicError(
                 "with this method, or with measuring, the size of messages depends on the steps before, and this "
                 "link has exchanged some: a rank that went back alone could not be told. Detach, attach again and "
@@ -113,17 +126,17 @@ class Link:
             )
         decay = state.get("decay", {}) if isinstance(state, Mapping) else {}
         rounds = state.get("rounds", {}) if isinstance(state, Mapping) else {}
-        if rounds and self._rounds is None:
+        if rounds and self.rounds is None:
             raise ValueError("the state has rounds of local steps, and this method has none. Attach what saved it.")
         if self._moved is not None:
             self._moved.check(decay)
-        if self._rounds is not None:
-            self._rounds.check(rounds)
+        if self.rounds is not None:
+            self.rounds.check(rounds)
         self.reducer.load_state_dict(state)
         if self._moved is not None:
             self._moved.load_state_dict(decay)
-        if self._rounds is not None:
-            self._rounds.load_state_dict(rounds)
+        if self.rounds is not None:
+            self.rounds.load_state_dict(rounds)
 
     def finish(self) -> None:
         """Complete the round of local steps together, when this rank has no more batches.
@@ -134,9 +147,9 @@ class Link:
         Training may go on afterwards. Inner optimizers keep their own momentum (``optimizer_state``): to train on
         without this link, start that anew. Methods that exchange in every step have nothing to complete.
         """
-        if self._rounds is not None:
+        if self.rounds is not None:
             self._refuse_detached("finish")
-            self._rounds.finish()
+            self.rounds.finish()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -145,11 +158,11 @@ class Link:
         Within a round of local steps that is the mean of the ranks' models, for which every rank must enter;
         afterwards each has its own again. Methods that exchange in every step always have it.
         """
-        if self._rounds is None:
+        if self.rounds is None:
             yield
             return
         self._refuse_detached("averaged")
-        with self._rounds.averaged():
+        with self.rounds.averaged():
             yield
 
     def detach(self) -> None:
@@ -192,7 +205,7 @@ class Link:
         self._setup_bytes = self.transport.wire_bytes
         self._surface = surface
         self._handles = [self.optimizer.register_step_pre_hook(self._before_step)]
-        if self._rounds is not None:
+        if self.rounds is not None:
             self._handles.append(self.optimizer.register_step_post_hook(lambda *_: surface.after_step()))
         if self.scaler is not None:
             watch = Watch(surface.before_look, self._after_attempt, self._after_update)
@@ -250,7 +263,7 @@ class Link:
             # Every torch optimizer passes over parameters without a gradient: no momentum, decay or count moves.
             stepped = [p for group in optimizer.param_groups for p in group["params"]]
             # A step that a rank does not take in a round is none of another optimizer's either.
-            for p in stepped if self._rounds is None else [*stepped, *self.parameters.values()]:
+            for p in stepped if self.rounds is None else [*stepped, *self.parameters.values()]:
                 p.grad = None
         elif self._moved is not None:
             self._moved.decay_()

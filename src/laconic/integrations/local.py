@@ -11,9 +11,9 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from laconic.integrations.ddp import Hook, take_hook
+from laconic.integrations.link import Wire
 from laconic.integrations.plain import share_first_ranks_model
 from laconic.rounds import Rounds
-from laconic.transports import ProcessGroupTransport
 
 
 class LocalSurface:
@@ -23,7 +23,7 @@ class LocalSurface:
         self,
         model: torch.nn.Module,
         rounds: Rounds,
-        transport: ProcessGroupTransport,
+        transport: Wire,
         scaler: torch.amp.GradScaler | None,
     ) -> None:
         # DDP holds its hook's state from C++, where Python's collector cannot see a cycle.

@@ -7,10 +7,9 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from laconic.integrations.link import Link
+from laconic.integrations.link import Link, Wire
 from laconic.layout import flatten, rows_of, unflatten
 from laconic.segments import Segments
-from laconic.transports import ProcessGroupTransport
 
 
 class PlainSurface:
@@ -89,9 +88,7 @@ class PlainSurface:
                 p.grad = unflatten(view, p).to(p.dtype, copy=True)
 
 
-def share_first_ranks_model(
-    module: torch.nn.Module, transport: ProcessGroupTransport, *, buffers: bool = True
-) -> None:
+def share_first_ranks_model(module: torch.nn.Module, transport: Wire, *, buffers: bool = True) -> None:
     """Give every rank the first rank's parameters and buffers, as bytes in one broadcast."""
     tensors = [*module.parameters(), *(module.buffers() if buffers else ())]
     raw = [t.detach().contiguous().view(-1).view(torch.uint8) for t in tensors]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -14,10 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic.lab.ahead import Ahead
 from laconic.lab.folder import RunFolder
-from laconic.lab.meter import Meter, Totals
+from laconic.lab.meter import Clock, Meter, Totals, WallClock
 from laconic.lab.seeds import seed_for
 from laconic.lab.signals import StopWish
-from laconic.lab.talk import Talk
+from laconic.lab.talk import Talking
 from laconic.lab.training import Course
 from laconic.lab.tuning import told
 from laconic.lab.work import Place, Tally, Work
@@ -50,6 +50,15 @@ class Outcome:
     weights_sha256: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Ways:
+    """What a rank of its own process does in one way, and one that shares a process in another."""
+
+    attach: Callable[[torch.nn.Module, torch.optim.Optimizer, laconic.Method], laconic.Link] = laconic.attach
+    clock: Clock = field(default_factory=WallClock)
+    saves: bool = True
+
+
 class Loop:
     """One training on one rank."""
 
@@ -59,13 +68,14 @@ class Loop:
         course: Course,
         method: laconic.Method,
         place: Place,
-        talk: Talk,
+        talk: Talking,
         folder: RunFolder,
         *,
         resumes: bool = False,
+        ways: Ways | None = None,
     ) -> None:
         self.work, self.course, self.method, self.place = work, course, method, place
-        self.talk, self.folder = talk, folder
+        self.talk, self.folder, self.ways = talk, folder, ways or Ways()
         self._talk_before = talk.wire_bytes
         on_gpu = [place.device.index] if place.device.type == "cuda" else None
         self.ddp = DistributedDataParallel(
@@ -74,9 +84,9 @@ class Loop:
         if resumes:
             self._settle_buckets()
         self.optimizer = course.make_optimizer(work.model)
-        self.link = laconic.attach(self.ddp, self.optimizer, method)
+        self.link = self.ways.attach(self.ddp, self.optimizer, method)
         self.step, self.totals = 0, Totals()
-        self.meter = Meter(place.device, self.totals)
+        self.meter = Meter(place.device, self.totals, self.ways.clock)
         self._look_every = 1
         self._last: dict[str, Any] = {}
         self._scores: dict[str, float] = {}
@@ -107,7 +117,7 @@ class Loop:
             at_end, log = self.step == course.steps, self.step % course.log_every == 0
             evaluate = at_end or self.step % course.eval_every == 0
             look = evaluate or log or self.step - looked >= self._look_every
-            save = at_end or self.step % save_every == 0
+            save = self.ways.saves and (at_end or self.step % save_every == 0)
             if not look and not save:
                 continue
             meter.stop()
@@ -116,7 +126,7 @@ class Loop:
             if evaluate or log:
                 self._write_line(meter, watcher, evaluate=evaluate)
                 meter.restart()
-            if save or stopped:
+            if save or (stopped and self.ways.saves):
                 self._save()
             meter.start()
         return stopped
@@ -128,11 +138,12 @@ class Loop:
         return wishes > 0
 
     def _train_step(self, meter: Meter, ahead: Ahead) -> None:
-        course, work = self.course, self.work
-        began = time.perf_counter()
+        course, work, clock = self.course, self.work, self.ways.clock
+        clock.step(self.step)
+        began = clock.now()
         batch = ahead.take(self.step)
-        waited = time.perf_counter() - began
-        torch.manual_seed(seed_for(course.seed, "step", self.place.rank, self.step))
+        waited = clock.now() - began
+        _seed(self.place.device, seed_for(course.seed, "step", self.place.rank, self.step))
         for group in self.optimizer.param_groups:
             group["lr"] = course.rate_at(self.step)
         loss = work.loss(self.ddp, batch)
@@ -210,8 +221,7 @@ class Loop:
 
     def _save(self) -> None:
         model, name = self.work.model, f"rank-{self.place.rank:05d}"
-        self.totals.lab_bytes += self.talk.wire_bytes - self._talk_before
-        self._talk_before = self.talk.wire_bytes
+        self._count_talk()
         mine = {"buffers": dict(model.named_buffers()), "link": self.link.state_dict()}
         mine |= {"work": self.work.state_dict(), "meter": self.meter.state_dict()}
         if self.method.local is not None:
@@ -226,6 +236,10 @@ class Loop:
         if self.place.rank == 0:
             self.folder.seal(self.step)
 
+    def _count_talk(self) -> None:
+        self.totals.lab_bytes += self.talk.wire_bytes - self._talk_before
+        self._talk_before = self.talk.wire_bytes
+
     def load(self, step: int) -> None:
         """Go on from a checkpoint."""
         shared = self.folder.load_rank(step, "shared")
@@ -236,12 +250,13 @@ class Loop:
         self.link.load_state_dict(mine["link"])
         self.work.load_state_dict(mine["work"])
         self.totals, self.step = Totals(**shared["totals"]), step
-        self.meter = Meter(self.place.device, self.totals)
+        self.meter = Meter(self.place.device, self.totals, self.ways.clock)
         self.meter.load_state_dict(mine["meter"])
         self._scores, self._last = shared["scores"], shared["last"]
 
     def _outcome(self, *, stopped: bool) -> Outcome:
         stats = self.link.stats
+        self._count_talk()
         self.link.detach()
         return Outcome(
             totals=self.totals,
@@ -253,6 +268,15 @@ class Loop:
             clipped_share=self._clipped_share(stats),
             weights_sha256=digest(self.work.model),
         )
+
+
+def _seed(device: torch.device, seed: int) -> None:
+    """Seed what is drawn on a device."""
+    if device.type == "cpu":
+        # torch.manual_seed also leaves word for every kind of device that is not there, which takes a millisecond.
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
 
 
 def _buffers_stay() -> dict[str, Any]:

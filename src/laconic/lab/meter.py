@@ -4,8 +4,46 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass
+from typing import Protocol
 
 import torch
+
+
+class Clock(Protocol):
+    """What a run is timed by."""
+
+    def now(self) -> float:
+        """Return the time in seconds."""
+        ...
+
+    def start(self) -> None:
+        """From here on training is timed."""
+        ...
+
+    def stop(self) -> None:
+        """From here on the run is looked at."""
+        ...
+
+    def step(self, number: int) -> None:
+        """A step begins."""
+        ...
+
+
+class WallClock:
+    """The machine's own: it never stands."""
+
+    def now(self) -> float:
+        """Return the time in seconds."""
+        return time.perf_counter()
+
+    def start(self) -> None:
+        """It runs anyway."""
+
+    def stop(self) -> None:
+        """It runs on."""
+
+    def step(self, number: int) -> None:
+        """It takes no notice."""
 
 
 @dataclass
@@ -28,8 +66,8 @@ class Totals:
 class Meter:
     """A clock that stands still while the run is looked at, and sums of what steps had."""
 
-    def __init__(self, device: torch.device, totals: Totals) -> None:
-        self.totals, self._device = totals, device
+    def __init__(self, device: torch.device, totals: Totals, clock: Clock | None = None) -> None:
+        self.totals, self._device, self._clock = totals, device, clock or WallClock()
         self._running_since: float | None = None
         self.restart()
 
@@ -42,7 +80,8 @@ class Meter:
 
     def start(self) -> None:
         """Let the clock run."""
-        self._running_since = time.perf_counter()
+        self._clock.start()
+        self._running_since = self._clock.now()
 
     def stop(self) -> None:
         """Stop the clock, once the device has done what it was given."""
@@ -50,7 +89,8 @@ class Meter:
             return
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        self.totals.seconds += time.perf_counter() - self._running_since
+        self._clock.stop()
+        self.totals.seconds += self._clock.now() - self._running_since
         self._running_since = None
         self.totals.clipped_steps += int(self._clipped)
         self._clipped.zero_()

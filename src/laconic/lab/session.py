@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import socket
 import warnings
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,13 +16,13 @@ import torch.distributed as dist
 
 from laconic import kernels
 from laconic.lab.folder import RunFolder, finite
-from laconic.lab.loop import Loop, Outcome
+from laconic.lab.loop import Loop, Outcome, Ways
 from laconic.lab.method_words import about, make, name_of
 from laconic.lab.seeds import seed_for
 from laconic.lab.show import Show
 from laconic.lab.signals import StopWish, noted_wishes
 from laconic.lab.spec import Spec
-from laconic.lab.talk import Talk
+from laconic.lab.talk import Talk, Talking
 from laconic.lab.training import Course
 from laconic.lab.tuning import told
 from laconic.lab.work import Place, Work
@@ -61,7 +61,7 @@ def run_trials(trials: tuple[Trial, ...], environment: dict[str, Any], quiet: bo
         # Started one by one, ranks may name their folders by different seconds.
         for trial in talk.of_first(trials):
             try:
-                result = _run(trial, talk, wish, show, environment)
+                result = run_trial(trial, Seat(talk=talk, wish=wish, show=show), environment)
             except AgreedError as failure:
                 errors.append(f"{trial.spec.method}: {failure}" if len(trials) > 1 else str(failure))
                 continue
@@ -73,11 +73,27 @@ def run_trials(trials: tuple[Trial, ...], environment: dict[str, Any], quiet: bo
     return Ending(results=tuple(results), error="\n".join(errors) or None, stopped=stopped)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """Where a rank sits: whom it talks to, who shows its runs, and what else differs where ranks share a process.
+
+    ``about`` goes into a run's spec.json, and what is ``told`` at its end into result.json.
+    """
+
+    talk: Talking
+    wish: StopWish
+    show: Show
+    ways: Ways = field(default_factory=Ways)
+    work: Callable[[Work], Work] = lambda work: work
+    about: Mapping[str, Any] = field(default_factory=dict)
+    told: Callable[[], dict[str, Any]] = dict
+
+
 class AgreedError(Exception):
     """What went wrong on a rank, or on all of them, raised on all of them."""
 
 
-def _together(talk: Talk, what: Callable[[], T]) -> T:
+def _together(talk: Talking, what: Callable[[], T]) -> T:
     """Return what it returns; if it fails on any rank, all raise that rank's error, and none waits for another."""
     made, error = [], None
     try:
@@ -90,31 +106,33 @@ def _together(talk: Talk, what: Callable[[], T]) -> T:
     return made[0]
 
 
-def _run(trial: Trial, talk: Talk, wish: StopWish, show: Show, environment: dict[str, Any]) -> dict[str, Any]:
-    spec, folder = trial.spec, RunFolder(trial.folder)
+def run_trial(trial: Trial, seat: Seat, environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Make one run on this rank, and return what it came to. On every rank."""
+    spec, folder, talk = trial.spec, RunFolder(trial.folder), seat.talk
     place = place_of(spec, talk)
-    work = _together(talk, partial(prepare, spec, place))
+    work = _together(talk, lambda: seat.work(prepare(spec, place)))
     course = Course.of(spec.settled, work.steps_per_epoch)
     step = talk.of_first(folder.latest() if trial.resume else 0)
     try:
-        loop = Loop(work, course, make(spec.method, clip=course.clip), place, talk, folder, resumes=step > 0)
+        method = make(spec.method, clip=course.clip)
+        loop = Loop(work, course, method, place, talk, folder, resumes=step > 0, ways=seat.ways)
     except (ValueError, TypeError) as failure:
         # What attach refuses it refuses on every rank; later, others would wait for the rank that raised.
         raise AgreedError(str(failure)) from None
     if step:
         _together(talk, partial(loop.load, step))
     if talk.rank == 0:
-        settled = spec.as_dict() | {"course": asdict(course), "metric": asdict(work.metric)}
-        folder.begin(settled, environment | _ran_on(place), from_step=step)
-    watcher = show.begin(spec.method, course.steps, work.metric, trial.folder, trial.tensorboard)
-    outcome = loop.run(watcher, wish, checkpoint_every=spec.checkpoint_every)
-    result: dict[str, Any] = finite(_result(trial, loop, outcome))
+        settled = spec.as_dict() | {"course": asdict(course), "metric": asdict(work.metric)} | dict(seat.about)
+        folder.begin(settled, dict(environment) | _ran_on(place), from_step=step)
+    watcher = seat.show.begin(spec.method, course.steps, work.metric, trial.folder, trial.tensorboard)
+    outcome = loop.run(watcher, seat.wish, checkpoint_every=spec.checkpoint_every)
+    result: dict[str, Any] = finite(_result(trial, loop, outcome) | seat.told())
     if talk.rank == 0:
         folder.finish(result)
     return result
 
 
-def place_of(spec: Spec, talk: Talk) -> Place:
+def place_of(spec: Spec, talk: Talking) -> Place:
     """Return where this rank stands in a run."""
     device = torch.device("cuda", torch.cuda.current_device()) if spec.device == "cuda" else torch.device("cpu")
     return Place(

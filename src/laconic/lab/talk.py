@@ -3,12 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 
 T = TypeVar("T")
+
+
+class Talking(Protocol):
+    """How ranks talk beside the method."""
+
+    rank: int
+    ranks: int
+    wire_bytes: int
+
+    def sums(self, numbers: Sequence[float]) -> list[float]:
+        """Return the sums over all ranks, the same on each."""
+        ...
+
+    def mean_(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Leave in each tensor its mean over all ranks."""
+        ...
+
+    def wait(self) -> None:
+        """Wait until every rank is here."""
+        ...
+
+    def first_error(self, error: str | None) -> str | None:
+        """Tell this rank's error, if it has one, and return the first that any rank has, with its rank."""
+        ...
+
+    def of_first(self, value: T) -> T:
+        """Return the first rank's value on every rank."""
+        ...
 
 
 class Talk:
@@ -30,12 +58,10 @@ class Talk:
         """Leave in each tensor its mean over all ranks."""
         if not tensors:
             return
-        told = torch.cat([tensor.detach().double().cpu().flatten() for tensor in tensors])
+        told = in_one(tensors)
         self.wire_bytes += told.nbytes
         dist.all_reduce(told, group=self._group)
-        means = (told / self.ranks).split([tensor.numel() for tensor in tensors])
-        for tensor, mean in zip(tensors, means, strict=True):
-            tensor.copy_(mean.view_as(tensor))
+        spread_(tensors, told / self.ranks)
 
     def wait(self) -> None:
         """Wait until every rank is here."""
@@ -45,14 +71,30 @@ class Talk:
         """Tell this rank's error, if it has one, and return the first that any rank has, with its rank."""
         told: list[str | None] = [None] * self.ranks
         dist.all_gather_object(told, error, group=self._group)
-        found = [(rank, text) for rank, text in enumerate(told) if text is not None]
-        if not found:
-            return None
-        rank, text = found[0]
-        return text if len(found) == self.ranks else f"rank {rank}: {text}"
+        return first_of(told)
 
     def of_first(self, value: T) -> T:
         """Return the first rank's value on every rank."""
         told = [value]
         dist.broadcast_object_list(told, src=0, group=self._group)
         return told[0]
+
+
+def in_one(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the entries of all tensors, one behind the other, with the precision to add them up."""
+    return torch.cat([tensor.detach().double().cpu().flatten() for tensor in tensors])
+
+
+def spread_(tensors: Sequence[torch.Tensor], entries: torch.Tensor) -> None:
+    """Replace the tensors by entries that lie one behind the other."""
+    for tensor, mine in zip(tensors, entries.split([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(mine.view_as(tensor))
+
+
+def first_of(told: Sequence[str | None]) -> str | None:
+    """Return the first error that ranks have told, with its rank unless all have one."""
+    found = [(rank, text) for rank, text in enumerate(told) if text is not None]
+    if not found:
+        return None
+    rank, text = found[0]
+    return text if len(found) == len(told) else f"rank {rank}: {text}"

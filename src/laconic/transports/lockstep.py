@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -23,8 +23,11 @@ from laconic.collectives import (
     passed_on,
 )
 from laconic.errors import LaconicError
+from laconic.transports.watch import Turn, Unwatched, Watch
 
 T = TypeVar("T")
+# Up to so many a rank are added up in one call for all shares.
+_FEW_ENTRIES = 128
 
 
 @dataclass
@@ -33,23 +36,33 @@ class _Running:
     future: Future[Any]
     label: str
     request: Request
+    asked: float = 0.0
 
 
 class Lockstep:
     """A world of N ranks; ``ports[rank]`` is that rank's transport.
 
     Nothing moves until every rank has drained; the last one's ``drain`` brings all exchanges to their end. In
-    a ``threaded`` world each rank runs an ordinary loop in a thread of its own: ``drain`` waits for the others
-    to drain as well, and what goes wrong on one rank ends the waiting of all. Nodes are ``node_size`` ranks each.
+    a ``threaded`` world each rank runs an ordinary loop in a thread of its own: ``drain`` waits, by ``turn``, for
+    others, and what goes wrong on one ends the waiting of all. Nodes have ``node_size`` ranks. ``watch``: the time.
     """
 
-    def __init__(self, world_size: int, *, threaded: bool = False, node_size: int = 1) -> None:
+    def __init__(
+        self,
+        world_size: int,
+        *,
+        threaded: bool = False,
+        node_size: int = 1,
+        turn: Turn | None = None,
+        watch: Watch | None = None,
+    ) -> None:
         if world_size < 1:
             raise ValueError(f"world_size must be 1 or more, got {world_size}.")
         check_node_size(node_size, world_size)
         self.world_size, self.threaded, self.node_size = world_size, threaded, node_size
-        self.ports = [Port(self, rank) for rank in range(world_size)]
-        self._turn, self._turns = threading.Condition(), 0
+        self.ports, self.watch = [Port(self, rank) for rank in range(world_size)], watch or Unwatched()
+        self._turn: Turn = turn or threading.Condition()
+        self._turns = 0
         self._error: BaseException | None = None
 
     def abort(self, error: BaseException) -> None:
@@ -64,6 +77,7 @@ class Lockstep:
         with self._turn:
             self._refuse(port, what)
             port.waits_in, turn = what, self._turns
+            self.watch.waits(port.rank)
             if all(p.waits_in for p in self.ports):
                 self._act(act)
             else:
@@ -71,6 +85,7 @@ class Lockstep:
                 # A turn that was had is whole, whatever came after it.
                 if self._turns == turn:
                     self._refuse(port, what)
+            self.watch.goes_on(port.rank)
 
     def leave(self, port: Port) -> None:
         """Let a rank go; those that wait for it, or will, are told."""
@@ -85,6 +100,7 @@ class Lockstep:
         first, *others = [port.offered for port in self.ports]
         for tensor in others:
             tensor.copy_(first)
+        self.watch.spread(first.numel() * first.element_size())
 
     def _act(self, act: Callable[[], None]) -> None:
         places = {p.waits_in for p in self.ports}
@@ -118,14 +134,20 @@ class Lockstep:
             if len(heads) != self.world_size or len({_kind(h.request) for h in heads}) > 1:
                 waiting = "; ".join(f"{h.label} ({_kind(h.request)})" for h in heads)
                 raise LaconicError(f"only {len(heads)} of {self.world_size} ranks agree to talk: {waiting}.")
-            replies = self._replies([h.request for h in heads])
+            requests, before = [h.request for h in heads], [self.watch.now(port.rank) for port in self.ports]
+            circles = sorted({port.circle(requests[0]) for port in self.ports}, key=lambda circle: circle.start)
+            replies = self._replies(requests, circles)
+            self.watch.answered(requests, [h.asked for h in heads], circles)
             for port, head, reply in zip(self.ports, heads, replies, strict=True):
+                port.blocked_seconds += self.watch.now(port.rank) - before[port.rank]
+                self.watch.goes_on(port.rank)
                 port.advance(head, reply)
+                self.watch.waits(port.rank)
 
-    def _replies(self, requests: list[Request]) -> list[Reply]:
+    def _replies(self, requests: list[Request], circles: Sequence[range]) -> list[Reply]:
         """Answer what every rank asks for; one that takes no part gets an empty reply."""
         replies = [r.send.new_empty(0) for r in requests]
-        for circle in {port.circle(requests[0]) for port in self.ports}:
+        for circle in circles:
             for rank, reply in zip(circle, _reply([requests[rank] for rank in circle]), strict=True):
                 replies[rank] = reply
         return replies
@@ -139,9 +161,13 @@ class Port:
         self.rank = rank
         self.world_size, self.node_size = world.world_size, world.node_size
         self.wire_bytes = self.link_bytes = self.node_bytes = self.collectives = 0
+        self.blocked_seconds = 0.0
         self.running: deque[_Running] = deque()
         self.drained, self.left, self.waits_in = False, False, ""
         self.offered = torch.empty(0)
+
+    def connect(self) -> None:
+        """There is nothing to connect: all ranks are here."""
 
     def start(self, steps: Generator[Request, Reply, T], *, label: str) -> Future[T]:
         """Run the exchange to its first request."""
@@ -196,6 +222,7 @@ class Port:
                 place, ranks = circle.index(self.rank), len(circle)
                 self.link_bytes += link_bytes(running.request, place=place, ranks=ranks)
                 self.collectives += 1
+        running.asked = self._world.watch.now(self.rank)
         self.running.append(running)
 
     def circle(self, request: Request) -> range:
@@ -241,6 +268,8 @@ def ring_sum(tensors: list[Tensor]) -> Tensor:
     """
     world_size, numel = len(tensors), tensors[0].numel()
     size = _share(numel, tensors[0].element_size(), world_size)
+    if numel <= _FEW_ENTRIES * world_size:
+        return _ring_sum_of_few(tensors, size)
     out = torch.empty_like(tensors[0])
     for share in range(world_size):
         at = slice(min(share * size, numel), min((share + 1) * size, numel))
@@ -248,6 +277,17 @@ def ring_sum(tensors: list[Tensor]) -> Tensor:
         for back in range(2, world_size + 1):
             total += tensors[(share - back) % world_size][at]
         out[at] = total
+    return out
+
+
+def _ring_sum_of_few(tensors: list[Tensor], size: int) -> Tensor:
+    """Add in the same order, all shares at once: many ranks with little each would take a call a share and rank."""
+    world_size, rows = len(tensors), torch.stack(tensors)
+    entries = torch.arange(rows.shape[1], device=rows.device)
+    share = entries // max(1, size)
+    out = rows[(share - 1) % world_size, entries]
+    for back in range(2, world_size + 1):
+        out += rows[(share - back) % world_size, entries]
     return out
 
 

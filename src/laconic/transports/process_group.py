@@ -68,7 +68,8 @@ _SPLIT: tuple[Among, ...] = ("node", "leaders")
 class ProcessGroupTransport:
     """One rank's side of exchanges over a process group; a world of one sends nothing.
 
-    Nodes are ``node_size`` ranks each, one node behind the other.
+    Nodes are ``node_size`` ranks each, one node behind the other. ``blocked_seconds`` were spent waiting for
+    collectives that ``drain`` had to see the end of.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, *, node_size: int = 1) -> None:
@@ -78,6 +79,7 @@ class ProcessGroupTransport:
         self.world_size, self.node_size = dist.get_world_size(group), node_size
         check_node_size(node_size, self.world_size)
         self.wire_bytes = self.link_bytes = self.node_bytes = self.collectives = 0
+        self.blocked_seconds = 0.0
         self._running: deque[_Running] = deque()
         self._world = _Circle(ranks=self.world_size, place=self.rank, group=group)
 
@@ -102,12 +104,14 @@ class ProcessGroupTransport:
         """Wait for each started exchange in turn; a further round goes to the end of the queue."""
         while self._running:
             running = self._running.popleft()
+            began = time.perf_counter()
             try:
                 if running.work is not None:
                     running.work.wait()
             except RuntimeError as error:
                 self._running.clear()
                 raise ExchangeError(self._lost(running.label, error)) from error
+            self.blocked_seconds += time.perf_counter() - began
             running.work = None  # it holds what was lent to it
             _take_back(running.lent)
             self._advance(running, running.reply)

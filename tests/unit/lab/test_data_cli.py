@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from laconic.cli import main
-from laconic.cli.home import default_home
 from laconic.lab.data.catalogue import CATALOGUE, Known
 from laconic.lab.data.content import parts_of
+from laconic.lab.data.home import default_home
 from laconic.lab.data.kinds import Text
 from laconic.lab.data.store import is_there, load
 

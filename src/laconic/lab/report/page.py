@@ -77,7 +77,7 @@ def about(runs: Sequence[Run]) -> str:
     dates = sorted({run.date for run in runs if run.date})
     parts = [
         *(f"{key} {task[key]}" for key in ("kind", "model", "data") if task.get(key)),
-        f"{spec['workers']} ranks" if spec.get("workers") else "",
+        f"{spec['workers']} {'simulated ' if spec.get('simulated') else ''}ranks" if spec.get("workers") else "",
         f"{course['steps']:,} steps" if isinstance(course.get("steps"), int) else "",
         " to ".join([dates[0], dates[-1]] if len(dates) > 1 else dates),
     ]

@@ -98,6 +98,21 @@ def commands_of(runs: Sequence[Run]) -> list[str]:
     return list(dict.fromkeys(str(run.environment["command"]) for run in runs if run.environment.get("command")))
 
 
+def _about_seconds(runs: Sequence[Run]) -> str:
+    simulated = [run.spec["simulated"] for run in runs if run.spec.get("simulated")]
+    if not simulated:
+        return (
+            "Seconds are of training without evaluation, on the machine named above. Ranks of one machine talk "
+            "over loopback, which costs little: there the seconds show the price of selecting, not the gain on a "
+            "slow link."
+        )
+    return (
+        f"{'Seconds' if len(simulated) == len(runs) else 'Some seconds'} are simulated: what ranks compute, and "
+        "what a network that is not there takes for each collective. Bytes and what is learnt are those of real "
+        "ranks."
+    )
+
+
 def notes(runs: Sequence[Run], each: int) -> str:
     """Return what the numbers mean, and what they do not."""
     seeds = sorted({str(run.seed) for run in runs if run.seed is not None})
@@ -108,8 +123,7 @@ def notes(runs: Sequence[Run], each: int) -> str:
         "add to that.",
         "Ratio is the bytes of dense gradients over the bytes sent. Density is the share of entries sent; an entry "
         "sent alone has its place to tell, about log2(1 / density) + 2 bits beside its value.",
-        "Seconds are of training without evaluation, on the machine named above. Ranks of one machine talk over "
-        "loopback, which costs little: there the seconds show the price of selecting, not the gain on a slow link.",
+        _about_seconds(runs),
         "Clipped is the share of gradients whose norm was above the one allowed: of each rank's own where the "
         "method clips them, else of the averaged ones.",
         f"Seed{'s' if len(seeds) != 1 else ''}: {', '.join(seeds) or 'not known'}. "

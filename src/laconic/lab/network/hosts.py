@@ -1,7 +1,7 @@
 """Hosts on one machine: network namespaces around a bridge, each with a rate at which it may send. Linux, as root.
 
 Rates are kept by a token bucket (tc tbf) where a host's packets leave it; no latency is added. What a host has sent
-is read behind the bucket, from the hub's end of its cable.
+is read behind the bucket, from the hub's end of its cable. Packets stay among the hosts: the bridge has no way out.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from laconic.lab.network.ending import ended_in_order, undisturbed
 
 _HUB = "laconic-hub"
 _HOST = "laconic-host-"
@@ -22,7 +25,6 @@ _NETWORK = "10.213.0."
 # A bucket holds what passes at the full rate in this time: much more, and small messages would travel for nothing.
 _BUCKET_SECONDS = 0.003
 _LEAST_BUCKET_BYTES = 5_000
-_LARGEST_PACKET_BYTES = 4_000
 _QUEUE_MILLISECONDS = 400
 
 
@@ -53,8 +55,12 @@ class Hosts:
                 stderr=subprocess.STDOUT,
             )
 
-    def limit(self, megabits: float) -> None:
-        """Let every host send at most so many megabits a second, from now on."""
+    def limit(self, megabits: float | None) -> None:
+        """Let every host send at most so many megabits a second from now on; None: as many as it can."""
+        if megabits is None:
+            for host in range(self.number):
+                _run("tc", "-n", f"{_HOST}{host}", "qdisc", "replace", "dev", _CABLE, "root", "noqueue")
+            return
         bucket = max(_LEAST_BUCKET_BYTES, int(megabits * 1e6 / 8 * _BUCKET_SECONDS))
         rate = ["rate", f"{round(megabits * 1e6)}bit", "burst", str(bucket), "latency", f"{_QUEUE_MILLISECONDS}ms"]
         for host in range(self.number):
@@ -66,32 +72,59 @@ class Hosts:
         return int(_run("ip", "netns", "exec", _HUB, "cat", counter))
 
 
+def missing() -> str:
+    """Say what this machine lacks for hosts of its own; nothing if it lacks nothing."""
+    absent = [word for word in ("ip", "tc") if shutil.which(word) is None]
+    if absent:
+        return f"hosts on this machine need {' and '.join(absent)} of iproute2, which is not installed"
+    return "hosts on this machine need root, to make network namespaces" if os.geteuid() else ""
+
+
 @contextmanager
-def shaped_hosts(number: int) -> Iterator[Hosts]:
-    """Put hosts up, and take them down in the end, whatever happens; what an earlier call left goes first."""
-    if os.geteuid() or shutil.which("tc") is None or shutil.which("ip") is None:
-        raise SystemExit("namespaces want root, and ip and tc of iproute2. Run it in a virtual machine as root.")
-    _take_down()
-    try:
-        _run("ip", "netns", "add", _HUB)
-        _in(_HUB, "link", "add", "bridge", "type", "bridge")
-        _in(_HUB, "link", "set", "bridge", "up")
-        for host in range(number):
-            _put_up(host)
-        yield Hosts(number=number)
-    finally:
-        _take_down()
+def shaped_hosts(number: int, *, packet_bytes: int | None = None) -> Iterator[Hosts]:
+    """Put hosts up, and take them down in the end, whatever happens; what a killed call left goes first.
+
+    Give ``packet_bytes`` where a limit becomes lower while hosts send: a packet larger than the bucket, queued
+    before the bucket shrank, would stop the cable for good.
+    """
+    if missing():
+        raise OSError(f"{missing()}. Run it as root on a Linux machine that has them, a virtual one, say.")
+    with _alone(), ended_in_order():
+        try:
+            _take_down()
+            _run("ip", "netns", "add", _HUB)
+            _in(_HUB, "link", "add", "bridge", "type", "bridge")
+            _in(_HUB, "link", "set", "bridge", "up")
+            for host in range(number):
+                _put_up(host, packet_bytes)
+            yield Hosts(number=number)
+        finally:
+            with undisturbed():
+                _take_down()
 
 
-def _put_up(host: int) -> None:
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Hold the names of the hosts: a second call would take the first one's down."""
+    import fcntl  # Unix has it, where alone this is called
+
+    with (Path(tempfile.gettempdir()) / "laconic-hosts.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OSError("another benchmark has hosts up on this machine. Wait until it is done.") from None
+        yield
+
+
+def _put_up(host: int, packet_bytes: int | None) -> None:
     name, hub_end = f"{_HOST}{host}", f"{_CABLE}{host}"
     _run("ip", "netns", "add", name)
     _in(name, "link", "add", _CABLE, "type", "veth", "peer", "name", hub_end, "netns", _HUB)
     _in(name, "address", "add", f"{_NETWORK}{host + 1}/24", "dev", _CABLE)
     for interface in ("lo", _CABLE):
         _in(name, "link", "set", interface, "up")
-    # A packet larger than the bucket, queued before the bucket shrank, would stop the cable for good.
-    _in(name, "link", "set", _CABLE, "gso_max_size", str(_LARGEST_PACKET_BYTES))
+    if packet_bytes is not None:
+        _in(name, "link", "set", _CABLE, "gso_max_size", str(packet_bytes))
     _in(_HUB, "link", "set", hub_end, "master", "bridge", "up")
 
 

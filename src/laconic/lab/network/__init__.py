@@ -1,0 +1,1 @@
+"""Ranks on hosts of their own behind slow links, and what is timed there."""

@@ -1,0 +1,41 @@
+"""Local SGD of torchft: ranks train by themselves, and their models are averaged every few steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+
+import torch
+
+from laconic.lab.peers.peer import Prepared
+from laconic.lab.peers.torchft_manager import managed, missing
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchftLocal:
+    """``torchft.local_sgd.LocalSGD``, each rank a replica."""
+
+    period: int = 4
+
+    @property
+    def name(self) -> str:
+        """The word, with the period."""
+        return f"torchft-local:{self.period}"
+
+    def missing(self) -> str:
+        """Need torchft."""
+        return missing()
+
+    def prepare(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Prepared:
+        """Enter the context that torchft trains in; ``close`` leaves it."""
+        work = managed()
+        context = import_module("torchft.local_sgd").LocalSGD(
+            work.manager, module, optimizer, sync_every=self.period
+        )
+        context.__enter__()
+
+        def close() -> None:
+            context.__exit__(None, None, None)
+            work.close()
+
+        return Prepared(model=module, optimizer=optimizer, close=close)

@@ -1,0 +1,106 @@
+"""What to do: the quickest of the methods whose quality is known to hold, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf, sqrt
+
+from laconic.plan.facts import Facts, Rehearsed
+from laconic.plan.predict import Link, Prediction, predict
+
+PLAIN, HALF = "ddp", "ddp-fp16"
+# They reached what plain DDP reaches wherever we trained with both (docs/gallery, docs/local.md, docs/sdagc.md).
+HOLDS = ("dense", "topk", "topk_sgd", "dgc", "sdagc", "cat", "celgc", "local_sgd", "spartan", "powersgd", "qsgd")
+# What is gained has to be worth a method that is not plain.
+_WORTH = 1.1
+_SLOWEST, _FASTEST = 1e-3, 1e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """What to take (``ddp``: don't), in words, and the fastest link on which something pays; 0: none does."""
+
+    method: str
+    text: str
+    pays_below: float
+    predictions: tuple[Prediction, ...]
+
+
+def advise(facts: Facts, link: Link) -> Advice:
+    """Rank the methods by their predicted step, and say which to take."""
+    ranked = sorted((predict(facts, method, link) for method in facts.methods), key=lambda p: p.seconds)
+    by_name = {prediction.name: prediction for prediction in ranked}
+    best = next(p for p in ranked if is_known(p.name))
+    plain, half, below = by_name[PLAIN], by_name.get(HALF), pays_below(facts, link)
+    if plain.seconds <= _WORTH * best.seconds:
+        chosen, text = PLAIN, f"Don't: plain DDP is within 10% of {_best(best, plain)}. {_when(below)}"
+    elif half is not None and half.seconds <= _WORTH * best.seconds:
+        chosen = HALF
+        text = f"PyTorch's fp16 hook is enough: it is within 10% of {_best(best, half)}. {_when(below)}"
+    else:
+        chosen = best.name
+        text = f"{best.name}: {plain.seconds / best.seconds:.3g} times faster than plain DDP"
+        text += "" if half is None else f", {half.seconds / best.seconds:.3g} times faster than its fp16 hook"
+        text += f". {_when(below)}"
+    return Advice(method=chosen, text=text, pays_below=below, predictions=tuple(ranked))
+
+
+def pays_below(facts: Facts, link: Link) -> float:
+    """Return the megabits a second below which some method beats plain DDP by more than 10%, by bisection.
+
+    Infinite if one does on every link, 0 if none does on any.
+    """
+    methods = [method for method in facts.methods if is_known(method.name)]
+    if _gain(facts, methods, replace(link, bandwidth=_FASTEST)) > _WORTH:
+        return inf
+    low, high = _SLOWEST, _FASTEST
+    if _gain(facts, methods, replace(link, bandwidth=low)) <= _WORTH:
+        return 0.0
+    while high / low > 1.01:
+        middle = sqrt(low * high)
+        if _gain(facts, methods, replace(link, bandwidth=middle)) > _WORTH:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def is_known(name: str) -> bool:
+    """Whether a method's quality is known to hold.
+
+    >>> is_known("topk:density=0.01"), is_known("terngrad")
+    (True, False)
+    """
+    return name.split(":")[0].removesuffix(" by nodes") in (*HOLDS, PLAIN, HALF)
+
+
+def _gain(facts: Facts, methods: Sequence[Rehearsed], link: Link) -> float:
+    """How many times faster than plain DDP the fastest method is."""
+    seconds = {method.name: predict(facts, method, link).seconds for method in methods}
+    return seconds[PLAIN] / min(seconds.values())
+
+
+def _best(best: Prediction, other: Prediction) -> str:
+    return f"the best, {best.name}" if best.name != other.name else "the best, which is itself"
+
+
+def _when(below: float) -> str:
+    if below == inf:
+        return "On this host something pays on every link."
+    if below == 0.0:
+        return "Nothing pays, however slow the link: the model is small, or the latency is all there is."
+    return f"With these workers a method begins to pay below {rate(below)}."
+
+
+def rate(megabits: float) -> str:
+    """Write a bandwidth.
+
+    >>> rate(0.5), rate(87.3), rate(2500.0), rate(inf)
+    ('0.5 Mbit/s', '87 Mbit/s', '2.5 Gbit/s', 'no limit')
+    """
+    if megabits == inf:
+        return "no limit"
+    if megabits >= 1000:
+        return f"{megabits / 1000:.2g} Gbit/s" if megabits < 1e5 else f"{megabits / 1000:,.0f} Gbit/s"
+    return f"{megabits:.2g} Mbit/s" if megabits < 100 else f"{megabits:.0f} Mbit/s"

@@ -1,0 +1,110 @@
+"""N ranks that train in one process, each in a thread of its own, over a network that is not there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from laconic.integrations.attach import attach_over
+from laconic.integrations.link import Link
+from laconic.integrations.nodes import on_nodes
+from laconic.method import Method
+from laconic.sim.baton import Baton
+from laconic.sim.clock import RankClock
+from laconic.sim.network import Network
+from laconic.sim.pace import Pace
+from laconic.sim.timing import Timing
+from laconic.transports import Lockstep
+from laconic.transports.lockstep import Port
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class World:
+    """Ranks with a clock each: ``run`` calls a function for every rank, one at a time between their exchanges.
+
+    What they do is the real thing: ``attach`` puts a method on a rank's own model, and only the transport is not
+    the one of a process group. ``together`` is how ranks tell each other what is no exchange of the method's.
+    """
+
+    def __init__(self, network: Network, pace: Pace) -> None:
+        if pace.ranks != network.ranks:
+            raise ValueError(f"the network has {network.ranks} ranks, the pace is that of {pace.ranks}.")
+        self.ranks, self.timing, self._baton = network.ranks, Timing(network, pace), Baton(network.ranks)
+        self.lockstep = Lockstep(
+            network.ranks, threaded=True, node_size=network.node_size, turn=self._baton, watch=self.timing
+        )
+        self._given: list[Any] = [None] * network.ranks
+        self._made: Any = None
+
+    def clock(self, rank: int) -> RankClock:
+        """Return a rank's clock."""
+        return self.timing.clocks[rank]
+
+    def attach(self, rank: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer, method: Method) -> Link:
+        """Do for a rank what ``laconic.attach`` does; nodes are the network's."""
+        network, port = self.timing.network, self.lockstep.ports[rank]
+        method = on_nodes(method, range(network.ranks), {"LOCAL_WORLD_SIZE": str(network.node_size)})
+        return attach_over(port, model, optimizer, method, clock=self.timing.clocks[rank].now)
+
+    def together(self, rank: int, what: str, given: T, make: Callable[[list[T]], R]) -> R:
+        """Return what ``make`` makes of what every rank has given, made once."""
+
+        def act() -> None:
+            # Others read what was made before they come here again.
+            self._made = make(list(self._given))
+
+        self._given[rank] = given
+        self.lockstep.meet(self.lockstep.ports[rank], what, act)
+        made: R = self._made
+        return made
+
+    def run(self, work: Callable[[int], T]) -> list[T]:
+        """Call ``work(rank)`` for every rank; return what they return, or raise what the first to fail raised."""
+        results: dict[int, T] = {}
+        errors: list[BaseException] = []
+
+        def serve(port: Port) -> None:
+            self._baton.take(port.rank)
+            try:
+                results[port.rank] = work(port.rank)
+            except BaseException as error:
+                errors.append(error)
+                self.lockstep.abort(error)
+            finally:
+                port.leave()
+                self._baton.drop(port.rank)
+
+        threads = [threading.Thread(target=serve, args=(port,), daemon=True) for port in self.lockstep.ports]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                thread.join()
+        except BaseException as error:
+            # Ctrl-C, say: whoever comes to an exchange ends by it.
+            self.lockstep.abort(error)
+            raise
+        # What others raise because of an error may come before the error itself.
+        for first in [e for e in errors if e.__cause__ not in errors] or errors:
+            raise first
+        return [results[rank] for rank in range(self.ranks)]
+
+
+@contextmanager
+def group_of_one() -> Iterator[None]:
+    """Have a process group of this process alone, for DDP, which wants one."""
+    if dist.is_initialized():
+        raise ValueError("ranks are simulated in one process, and this one is in a group already. Start it alone.")
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

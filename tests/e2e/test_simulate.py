@@ -1,0 +1,204 @@
+"""``laconic simulate``: the bytes, bits and scores of real ranks, seconds of a network that is not there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tyro
+
+from laconic.cli import MARKERS
+from laconic.cli.compare import ResumeCompare
+from laconic.cli.simulate import Simulate
+from laconic.lab.folder import read_lines
+from laconic.lab.method_words import folder_name
+from laconic.lab.session import Ending, Trial, run_trials
+from laconic.lab.simulated import Scene, run_simulated
+from laconic.lab.spec import Spec
+from laconic.lab.tasks import Lm, Logreg
+from laconic.lab.training import Training
+from laconic.sim import Cable, Network, Outage, Pace
+from pool import run_alone
+
+SPEC = Spec(
+    task=Lm(hidden=24, length=32),
+    training=Training(steps=9, batch=2, log_every=4, eval_every=6),
+    method="dense",
+    workers=2,
+    device="cpu",
+    data_home="nowhere",
+    checkpoint_every=None,
+)
+WORDS = (
+    "dense",
+    "topk:density=0.01",
+    "sdagc",
+    "celgc:every=4:send=topk+density=0.1",
+    "cat:cost=bits",
+    "topk:density=0.02:exchange=sharded",
+    "powersgd",
+)
+SAME = [
+    "wire_bytes_sent_per_rank", "link_bytes_sent_per_rank", "dense_bytes_per_rank", "setup_bytes", "weights_sha256",
+    "scores", "best", "train_loss", "density", "clipped_share", "syncs", "steps",
+]  # fmt: skip
+
+
+def _trials(spec: Spec, words: tuple[str, ...], out: Path) -> tuple[Trial, ...]:
+    return tuple(Trial(spec=replace(spec, method=word), folder=out / folder_name(word)) for word in words)
+
+
+def _real(group, spec: Spec, words: tuple[str, ...], out: Path) -> Ending:
+    return run_trials(_trials(spec, words, out), {}, True)
+
+
+def _scene(ranks: int, batched="no", **pace) -> Scene:
+    network = Network(ranks=ranks, cables=(Cable(bits_per_second=1e8, latency=0.001),))
+    return Scene(network=network, pace=Pace(ranks=ranks, **{"seconds": 0.05} | pace), batched=batched)
+
+
+def _simulated(spec: Spec, words: tuple[str, ...], out: Path, scene: Scene) -> list[dict]:
+    ending = run_simulated(_trials(spec, words, out), scene, {}, quiet=True)
+    assert ending.error is None
+    return list(ending.results)
+
+
+def _text(folder: Path) -> Path:
+    """A little text: there is little to evaluate."""
+    words = ["a", "few", "plain", "words", "that", "come", "again", "in", "another", "order"]
+    text = " ".join(words[i * i % 7 + i % 3] for i in range(4000))
+    (folder / "text").mkdir()
+    (folder / "text" / "some.txt").write_text(text)
+    return folder / "text"
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_bytes_bits_and_scores_are_those_of_real_ranks(ranks, tmp_path):
+    training = Training(steps=6, batch=2, log_every=4, eval_every=6)
+    spec = replace(SPEC, workers=ranks, task=Lm(data=str(_text(tmp_path)), hidden=24, length=32), training=training)
+    answers = run_alone(ranks, _real, spec, WORDS, tmp_path / "real", within_seconds=50)
+    assert [answer.message for answer in answers] == [""] * ranks
+    simulated = _simulated(spec, WORDS, tmp_path / "simulated", _scene(ranks))
+    for word, real, mine in zip(WORDS, answers[0].value.results, simulated, strict=True):
+        assert {key: mine[key] for key in SAME} == {key: real[key] for key in SAME}, word
+        lines = [read_lines(tmp_path / kind / folder_name(word) / "steps.jsonl") for kind in ("real", "simulated")]
+        timed = ("seconds", "step_seconds", "data_share")
+        bare = [[{k: v for k, v in line.items() if k not in timed} for line in each] for each in lines]
+        assert bare[0] == bare[1], word
+
+
+def test_given_seconds_are_told_to_the_digit_and_what_stands_still_delays_all(tmp_path):
+    spec = replace(SPEC, task=Logreg(), workers=2)
+    [mine] = _simulated(spec, ("dense",), tmp_path / "one", _scene(2))
+    # 31 numbers: two rounds, and half of them in each.
+    wire = 2 * 0.001 + 31 * 4 * 8 * (1 + 66 / 1448) / 1e8
+    assert mine["seconds"] == pytest.approx(9 * (0.05 + wire))
+    assert mine["simulated"]["step_seconds"] == pytest.approx(0.05 + wire)
+    assert mine["simulated"]["wire_seconds"] == pytest.approx(9 * wire)
+    lines = read_lines(tmp_path / "one" / "dense" / "steps.jsonl")
+    assert [line["step_seconds"] for line in lines] == pytest.approx([0.05 + wire] * 4)
+    outage = (Outage(rank=1, second=0.2, seconds=3.0),)
+    [late] = _simulated(spec, ("dense",), tmp_path / "two", _scene(2, outages=outage))
+    assert late["seconds"] == pytest.approx(mine["seconds"] + 3.0)
+    assert late["weights_sha256"] == mine["weights_sha256"]
+
+
+def test_a_method_that_weighs_seconds_sees_the_simulated_ones(tmp_path):
+    [mine] = _simulated(replace(SPEC, workers=2), ("cat:cost=seconds",), tmp_path, _scene(2))
+    again = _simulated(replace(SPEC, workers=2), ("cat:cost=seconds",), tmp_path / "again", _scene(2))
+    # Real seconds would make every run another one.
+    assert mine["weights_sha256"] == again[0]["weights_sha256"]
+    assert mine["wire_bytes_sent_per_rank"] == again[0]["wire_bytes_sent_per_rank"]
+
+
+@pytest.mark.parametrize(
+    ("task", "word"),
+    [
+        (Lm(hidden=24, length=32), "topk:density=0.1"),
+        (Lm(model="gpt", hidden=8, layers=1, length=32), "celgc:every=3"),
+    ],
+    ids=["lstm", "gpt with local steps"],
+)
+def test_batched_ranks_learn_what_single_ones_learn(task, word, tmp_path):
+    spec = replace(SPEC, task=task, workers=3, training=replace(SPEC.training, eval_every=9))
+    [alone] = _simulated(spec, (word,), tmp_path / "alone", _scene(3))
+    [both] = _simulated(spec, (word,), tmp_path / "both", _scene(3, batched="yes", seconds=None))
+    assert (alone["simulated"]["batched"], both["simulated"]["batched"]) == (False, True)
+    assert both["train_loss"] == pytest.approx(alone["train_loss"], abs=1e-5)
+    assert both["wire_bytes_sent_per_rank"] == alone["wire_bytes_sent_per_rank"]
+    assert both["seconds"] > 0
+
+
+def test_what_cannot_be_batched_runs_all_the_same_and_says_why(tmp_path):
+    spec = replace(SPEC, task=Logreg(), workers=2)
+    [mine] = _simulated(spec, ("dense",), tmp_path, _scene(2, batched="yes"))
+    assert not mine["simulated"]["batched"]
+    assert "cannot be batched" in mine["simulated"]["unbatched_why"]
+
+
+def _command(*words: object) -> Simulate:
+    return tyro.cli(Simulate, args=[str(word) for word in words], config=MARKERS)
+
+
+OPTIONS = ("--steps", 4, "--batch", 4, "--eval-every", 2, "--compute-seconds", 0.1, "--latency", 2, "--threads", 1)
+
+
+def test_the_command_writes_what_compare_writes_and_says_that_it_is_simulated(capsys, tmp_path):
+    out = tmp_path / "out"
+    network = ("--workers", 3, "--bandwidth", "100,50,20", "--changes", "0.2:0.5", "--stragglers", "0.3:2")
+    _command("logreg", *OPTIONS, *network, "--methods", "dense,topk:density=0.5", "--json", "--out", out).run()
+    told = json.loads(capsys.readouterr().out)
+    assert list(told["methods"]) == ["dense", "topk:density=0.5"]
+    assert told["simulated"]["network"]["changes"] == [{"second": 0.2, "factor": 0.5}]
+    assert [c["bits_per_second"] for c in told["simulated"]["network"]["cables"]] == [100e6, 50e6, 20e6]
+    # Four rounds of 2 ms and of a third of the numbers, on the slowest cable; from 0.2 on at half its rate.
+    sending = 4 / 3 * 124 * 8 * (1 + 66 / 1448) / 20e6
+    slow = 0.2 + 4 * 0.002
+    assert told["methods"]["dense"]["seconds"] == pytest.approx(4 * (slow + 2 * sending), abs=1e-9)
+    page = (out / "report.html").read_text()
+    assert "simulated: 3 ranks at 20 to 100 Mbit/s and 2 ms" in page
+    assert json.loads((out / "dense" / "spec.json").read_text())["simulated"] == told["simulated"]
+    assert not list(out.glob("*/checkpoints"))
+    with pytest.raises(ValueError, match="is a simulation"):
+        ResumeCompare(resume=out).run()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--workers", 3, "--bandwidth", "100,50"), "bandwidth has 2 rates, and there are 3 nodes"),
+        (("--workers", 3, "--gpus-per-node", 2), "divides the 3 ranks"),
+        (("--bandwidth", "fast"), "bandwidth wants numbers, got 'fast'"),
+        (("--bandwidth", "0"), "bits_per_second must be over 0"),
+        (("--stragglers", "0.5"), "stragglers wants 2 numbers with : between them"),
+        (("--stragglers", "0.1:2,0.2:3"), "stragglers is one SHARE:FACTOR"),
+        (("--dropouts", "9:1:1"), "rank 9 cannot stand still: there are 8"),
+        (("--dropouts", "0.5:1:1"), "dropouts begin with a rank"),
+        (("--changes", "5:1,3:2"), "changes must come one after the other"),
+        (("--threads", 0), "threads must be"),
+        (("--methods", "dense,dense"), "methods must be different ones"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused_before_anything_runs(words, told, tmp_path):
+    with pytest.raises(ValueError, match=told):
+        _command("logreg", *words, "--out", tmp_path / "out").run()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_method_that_a_task_cannot_have_is_passed_over_and_told(capsys, tmp_path):
+    methods = "powersgd:rank=0,dense,celgc:every=2:send=dgc"
+    with pytest.raises(ValueError, match="rank"):
+        _command("logreg", "--methods", methods, "--out", tmp_path / "no").run()
+    words = (*OPTIONS, "--workers", 120, "--methods", "dense", "--out", tmp_path / "out")
+    with pytest.raises(SystemExit):
+        _command("logreg", *words).run()
+    assert "the smallest part of the data has 3 examples, a batch wants 4" in capsys.readouterr().err
+
+
+def test_a_launcher_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="Start it without torchrun"):
+        _command("logreg", "--out", tmp_path / "out").run()
