@@ -38,9 +38,9 @@ class Memory:
         """Return the kind's vector, or None if this memory keeps none."""
         return self._vectors.get(kind)
 
-    def read(self, kind: str, segments: Segments) -> Tensor:
-        """Return a copy of the segments' part, laid out as they are."""
-        return torch.cat([self._vectors[kind][:0], *(self._view(kind, name) for name in segments.names)])
+    def read(self, kind: str, segments: Segments, *, out: Tensor | None = None) -> Tensor:
+        """Return a copy of the segments' part, laid out as they are; in ``out`` where that is given."""
+        return torch.cat([self._vectors[kind][:0], *(self._view(kind, name) for name in segments.names)], out=out)
 
     def home(self, segments: Segments) -> Segments:
         """Return where the segments lie in each vector."""

@@ -152,9 +152,9 @@ class Reducer:
         """Whether a step is under way."""
         return self._open
 
-    def owed(self, segments: Segments) -> Tensor:
-        """Return what this rank owes of these parameters, copied."""
-        return self._state.memory.read("owed", segments)
+    def owed(self, segments: Segments, *, out: Tensor | None = None) -> Tensor:
+        """Return what this rank owes of these parameters, copied; to ``out`` where that is given."""
+        return self._state.memory.read("owed", segments, out=out)
 
     def take_outcome(self) -> Outcome:
         """Return how the last step ended; whoever acts on a skipped one takes it off the table."""

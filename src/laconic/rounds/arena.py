@@ -33,9 +33,12 @@ class Arena:
         return [unflatten(piece, p) for piece, p in pairs]
 
     @torch.no_grad()
-    def values(self) -> Tensor:
-        """Return the parameters' values, copied."""
-        return torch.cat([self.zeros()[:0], *(flatten(p.detach(), p).to(self._dtype) for p in self._tensors)])
+    def values(self, *, out: Tensor | None = None) -> Tensor:
+        """Return the parameters' values, copied; in ``out`` where that is given."""
+        out = torch.empty(self.segments.numel, dtype=self._dtype, device=self._device) if out is None else out
+        for view, p in zip(self.views(out), self._tensors, strict=True):
+            view.copy_(p.detach())
+        return out
 
     @torch.no_grad()
     def gradients_(self, out: Tensor) -> None:

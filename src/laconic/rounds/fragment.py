@@ -23,6 +23,8 @@ class Fragment:
         self.anchor = arena.values()
         self.velocity = arena.zeros() if outer.momentum else None
         self.drift = arena.zeros()
+        # For what a sync works out: a new vector a sync costs more, in pages, than what is done with it.
+        self.spare = arena.zeros()
         # While its exchange is under way the drift becomes the mean of all.
         self.flying = False
         self.walked = 0.0
@@ -33,14 +35,22 @@ class Fragment:
 
     def take_anchor(self) -> None:
         """Agree on what the parameters are now."""
-        self.anchor.copy_(self.arena.values())
+        self.arena.values(out=self.anchor)
         self.holds = False
 
     def measure(self, held_back: Tensor | None) -> None:
         """Set the drift: what this rank walked since it began, from the anchor minus what was held back if so."""
-        begin = self.anchor if held_back is None or not self.holds else self.anchor - held_back
-        torch.sub(self.arena.rounded(begin), self.arena.values(), out=self.drift)
+        begin = self.anchor
+        if held_back is not None and self.holds:
+            begin = torch.sub(self.anchor, held_back, out=self.spare)
+        here = self.arena.values(out=self.drift)
+        torch.sub(self.arena.rounded(begin), here, out=self.drift)
         self.walked = float(torch.linalg.vector_norm(self.drift))
+
+    def apart(self) -> float:
+        """Return how far this rank is from the anchor minus the mean drift, which has come."""
+        here = self.arena.values(out=self.spare)
+        return float(torch.linalg.vector_norm(here.sub_(self.anchor).add_(self.drift)))
 
     def frozen(self) -> tuple[str, ...]:
         """The parameters that do not train any more."""
@@ -70,7 +80,7 @@ class Fragment:
         """Move the parameters to the anchor minus what is held back, or a part of the way."""
         # What came after the exchange began is dropped, or mixed in.
         self.holds, self.worked = held_back is not None, self.worked and mix > 0
-        begin = self.anchor if held_back is None else self.anchor - held_back
+        begin = self.anchor if held_back is None else torch.sub(self.anchor, held_back, out=self.spare)
         self.arena.set_values(torch.lerp(begin, self.arena.values(), mix) if mix else begin)
 
     def state_dict(self) -> dict[str, Any]:

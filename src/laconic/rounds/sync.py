@@ -131,8 +131,7 @@ class Sync:
         apart = 0.0
         for fragment in self.flying:
             if not self._poisoned:
-                here = fragment.arena.values()
-                apart += float(torch.linalg.vector_norm(here - fragment.anchor + fragment.drift)) ** 2
+                apart += fragment.apart() ** 2
                 fragment.step(fragment.drift)
             fragment.restart(self._held_back(fragment), mix=0.0 if self._poisoned else self._local.mix)
             fragment.flying = False
@@ -204,7 +203,7 @@ class Sync:
         share = 1 / sending if self._local.restart is None else self._local.restart
         if not share:
             return None
-        held = self._reducer.owed(fragment.arena.segments).mul_(share)
+        held = self._reducer.owed(fragment.arena.segments, out=fragment.spare).mul_(share)
         for name in fragment.frozen():
             segment = fragment.arena.segments[name]
             held[segment.offset : segment.offset + segment.size] = 0
