@@ -35,6 +35,7 @@ from laconic.lab.data.kinds import Text
 from laconic.lab.data.store import load
 from laconic.lab.folder import read_json, read_lines, write_json
 from laconic.lab.machine import machine
+from laconic.lab.network.crew import killed_in_the_end, place_of
 from laconic.lab.network.hosts import Hosts, shaped_hosts
 
 _TOPK = "topk:density={}:memory=update:scope=model"
@@ -109,8 +110,6 @@ class Options:
 
 def main(options: Options) -> None:
     if options.table is None:
-        # Namespaces are taken down on the way out, which a plain SIGTERM would not take.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
         run_all(options)
     result = json.loads((options.table or options.out).read_text())
     Console(width=180).print(table(result))
@@ -195,18 +194,15 @@ class Run:
         self.out.mkdir()
         self.hosts.limit(self.options.fast)
         load, busy, own, began = os.getloadavg()[0], _busy_seconds(), _own_seconds(), time.monotonic()
-        ranks = [self._start(rank) for rank in range(self.options.ranks)]
-        try:
+        with killed_in_the_end() as ranks:
+            for rank in range(self.options.ranks):
+                ranks.append(self._start(rank))
             self._follow(ranks)
             for process in ranks:
                 process.send_signal(signal.SIGTERM)
             # Ranks stop when they next agree to, after a step that can be long; its result is not needed.
             with suppress(subprocess.TimeoutExpired):
                 ranks[0].wait(_STOP_SECONDS)
-        finally:
-            for process in ranks:
-                process.kill()
-                process.wait()
         wall, others = time.monotonic() - began, _busy_seconds() - busy - (_own_seconds() - own)
         return {
             "load_before": load,
@@ -219,13 +215,8 @@ class Run:
         }
 
     def _start(self, rank: int) -> subprocess.Popen[bytes]:
-        one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
-        place = {
-            "RANK": rank, "WORLD_SIZE": self.options.ranks, "LOCAL_RANK": rank,
-            "LOCAL_WORLD_SIZE": self.options.ranks, "MASTER_ADDR": self.hosts.address(0), "MASTER_PORT": _PORT,
-            "GLOO_SOCKET_IFNAME": self.hosts.interface,
-        }  # fmt: skip
-        environment = {name: str(value) for name, value in place.items()} | one_thread
+        ranks = self.options.ranks
+        environment = place_of(rank, ranks, self.hosts, _PORT, node_size=ranks)
         return self.hosts.start(rank, self.command, environment, self.out / f"rank-{rank}.log")
 
     def _follow(self, ranks: list[subprocess.Popen[bytes]]) -> None:

@@ -13,11 +13,9 @@ that one is ready. How many words a collective has is seen with small messages. 
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ from rich.table import Table
 
 from laconic.lab.folder import write_json
 from laconic.lab.machine import machine
+from laconic.lab.network.crew import killed_in_the_end, place_of, wait_for
 from laconic.lab.network.hosts import Hosts, shaped_hosts
 
 METHODS = (
@@ -47,7 +46,6 @@ _PORT = 29617
 # What TCP repeats is counted twice: packets are small, so that it is little.
 _PACKET_BYTES = 4_000
 _LIMIT_SECONDS = 300
-_POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +68,6 @@ class Options:
 
 def main(options: Options) -> None:
     if options.table is None:
-        # Namespaces are taken down on the way out, which a plain SIGTERM would not take.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
         result = machine("python benchmarks/honest_bytes.py", asdict(options)) | {"runs": []}
         result["options"].pop("table")
         for number in options.hosts:
@@ -93,13 +89,10 @@ def counted(number: int, task: Task) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as scratch, shaped_hosts(number, packet_bytes=_PACKET_BYTES) as hosts:
         folder, ranks = Path(scratch), number * task.node_size
         (folder / "task.json").write_text(json.dumps(asdict(task)))
-        processes = [_start(hosts, rank, ranks, task.node_size, folder) for rank in range(ranks)]
-        try:
-            _wait(processes, folder)
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
+        with killed_in_the_end() as processes:
+            for rank in range(ranks):
+                processes.append(_start(hosts, rank, ranks, task.node_size, folder))
+            wait_for(processes, folder, _LIMIT_SECONDS)
         told = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
     return [_judged(rows, task.node_size) for rows in zip(*told, strict=True)]
 
@@ -121,24 +114,9 @@ def take_words_off_(runs: list[dict[str, Any]]) -> None:
 
 
 def _start(hosts: Hosts, rank: int, ranks: int, node_size: int, folder: Path) -> subprocess.Popen[bytes]:
-    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
-    place = {
-        "RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank % node_size, "LOCAL_WORLD_SIZE": node_size,
-        "MASTER_ADDR": hosts.address(0), "MASTER_PORT": _PORT, "GLOO_SOCKET_IFNAME": hosts.interface,
-    }  # fmt: skip
-    environment = {name: str(value) for name, value in place.items()} | one_thread
+    environment = place_of(rank, ranks, hosts, _PORT, node_size=node_size)
     command = [sys.executable, str(Path(__file__).with_name("honest_rank.py")), str(folder)]
     return hosts.start(rank // node_size, command, environment, folder / f"rank-{rank}.log")
-
-
-def _wait(processes: list[subprocess.Popen[bytes]], folder: Path) -> None:
-    last = time.monotonic() + _LIMIT_SECONDS
-    while any(process.poll() is None for process in processes):
-        time.sleep(_POLL_SECONDS)
-        failed = [rank for rank, process in enumerate(processes) if process.poll()]
-        if failed or time.monotonic() > last:
-            said = (folder / f"rank-{failed[0] if failed else 0}.log").read_text(errors="replace")
-            raise SystemExit(f"ranks {failed or 'are late and'} did not come to the end:\n{said[-3000:]}")
 
 
 def _judged(rows: tuple[dict[str, Any], ...], node_size: int) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
     laconic bench network steps --hosts 2 4 --json network.json
     laconic plan module benchmarks/planned.py:perceptron --ranks-here 2 --density 0.001 --bandwidth 100 \
-        --methods dense,topk,sdagc,spartan --json plan-2.json
+        --methods dense,topk,sdagc,spartan --warmup 5 --steps 12 --json plan-2.json
     python benchmarks/planned.py --network network.json --plans plan-2.json --json planned.json
 
 Each plan stands for as many hosts as it had ranks at work at once: the benchmark's hosts share this machine.
@@ -61,6 +61,12 @@ class Planned:
         pairs = [(row, links[row["hosts"], row["megabits"]]) for row in rows]
         tried = [self._compared(row, link, plans[row["hosts"]]) for row, link in pairs]
         compared = [row for row in tried if row is not None]
+        if not compared:
+            raise SystemExit(
+                f"no plan is for what was measured: plans are for {sorted(plans)} hosts, {self.network} has rows "
+                f"of {sorted({row['hosts'] for row in measured['rows']})}. Make a plan with --ranks-here of that "
+                f"number, and with --methods of the benchmark's names."
+            )
         Console(width=120).print(_table(compared))
         ratios = sorted(row["ratio"] for row in compared)
         inside = sum(1 / 1.2 <= ratio <= 1.2 for ratio in ratios)
@@ -72,9 +78,12 @@ class Planned:
             self.json.write_text(json.dumps(told, indent=1) + "\n")
 
     def _link(self, found: dict[str, Any]) -> Link:
-        """Return the link as its rate was set; without a limit, as fast as a plain transfer was beforehand."""
-        plain = (found.get("bits_per_second") or inf) / 1e6
-        return Link(workers=found["hosts"], bandwidth=found["megabits"] or plain, latency=self.latency)
+        """Return the link as its rate was set.
+
+        Without a limit there is none: what a plain transfer then takes is the host's copying, which the plan has
+        measured by itself, for each kind of collective.
+        """
+        return Link(workers=found["hosts"], bandwidth=found["megabits"] or inf, latency=self.latency)
 
     def _compared(self, row: dict[str, Any], link: Link, plan: dict[str, Any]) -> dict[str, Any] | None:
         facts = Facts.from_dict(plan["facts"])

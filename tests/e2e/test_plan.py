@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ import tyro
 
 from laconic.cli import MARKERS
 from laconic.cli.plan import Plan
-from laconic.plan import Facts, Link, advise, predict
+from laconic.plan import Facts, Host, Link, advise, predict
+from laconic.plan.facts import Cost
 from laconic.plan.page import write_page
 
 METHODS = ("dense", "topk", "sdagc", "cat", "celgc", "spartan", "powersgd", "qsgd")
@@ -62,8 +64,11 @@ def test_the_file_is_enough_to_predict_again(told):
 
 def test_no_method_pays_on_a_link_without_limits(told):
     facts = Facts.from_dict(told["facts"])
-    still = [m for m in facts.methods if not m.local]
-    advice = advise(Facts(**(vars(facts) | {"methods": tuple(still)})), Link(workers=2))
+    still = tuple(m for m in facts.methods if not m.local)
+    # What talking cost the host while this ran depends on what else it did.
+    free = Cost(latency=0.0, per_byte=0.0)
+    host = Host(gather=free, sum=free, half=free, busy=False)
+    advice = advise(replace(facts, methods=still, host=host), Link(workers=2))
     assert advice.method == "ddp"
     assert advice.text.startswith("Don't")
 
@@ -96,7 +101,8 @@ def test_ranks_of_a_launcher_measure_the_link_between_them(tmp_path):
         "import sys, tyro\nfrom laconic.cli import MARKERS\nfrom laconic.cli.plan import Plan\n"
         "tyro.cli(Plan, args=sys.argv[1:], config=MARKERS).run()\n"
     )
-    words = ["--params", "20_000", "--step-seconds", "0.01", "--measure", "--methods", "topk", *QUICK]
+    told = tmp_path / "plan.json"
+    words = ["--params", "20_000", "--step-seconds", "0.01", "--measure", "--methods", "topk", "--json", str(told)]
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     # As torchrun tells ranks on two hosts.
@@ -104,7 +110,7 @@ def test_ranks_of_a_launcher_measure_the_link_between_them(tmp_path):
     common |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(script), *words],
+            [sys.executable, str(script), *words, *QUICK],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -118,6 +124,36 @@ def test_ranks_of_a_launcher_measure_the_link_between_them(tmp_path):
     assert "measured" in first
     assert "topk" in first
     assert second == ""
+    # One rank a host: all that was measured is the link's.
+    host = Facts.from_dict(json.loads(told.read_text())["facts"]).host
+    assert (host.sum.latency, host.sum.per_byte, host.busy) == (0.0, 0.0, False)
+
+
+def test_a_measured_link_has_the_nodes_that_were_asked_for(capsys):
+    words = ("--params", "20_000", "--step-seconds", "0.01", "--measure", "--methods", "topk", "--json", "-")
+    _plan(*words, "--workers", "8", "--gpus-per-node", "4", "--inside-bandwidth", "9000", *QUICK).run()
+    told = json.loads(capsys.readouterr().out)
+    assert {row["name"] for row in told["predictions"]} == {"ddp", "ddp-fp16", "topk", "topk by nodes"}
+    link = told["link"]
+    assert (link["workers"], link["node_size"], link["inside_bandwidth"]) == (8, 4, 9000.0)
+    assert link["measured"]
+    assert link["inside_latency"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--workers", "8"), "has started 4, got --workers 8"),
+        (("--gpus-per-node", "4"), "has started 2, got --gpus-per-node 4"),
+        (("--ranks-here", "3"), "has started 2, got --ranks-here 3"),
+    ],
+)
+def test_what_a_launcher_decides_is_not_ignored(words, says, monkeypatch):
+    monkeypatch.setattr("laconic.cli.plan.run_joined", lambda *_, **__: pytest.fail("ranks were started"))
+    for name, value in {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=says):
+        _plan("--params", "1000", "--step-seconds", "1", "--measure", *words).run()
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
@@ -162,6 +198,13 @@ def test_the_sliders_change_the_table_and_the_chart(told, tmp_path):
         (("module", "nowhere.py:make", "--bandwidth", "1"), "no file nowhere.py"),
         (("--params", "1000", "--step-seconds", "1", "--bandwidth", "1", "--workers", "1"), "--workers 2"),
         (("--params", "1000", "--step-seconds", "1", "--bandwidth", "0"), "bandwidth"),
+        (("--params", "0", "--step-seconds", "1", "--bandwidth", "1"), "--params 25_000_000"),
+        (("--params", "1000", "--step-seconds", "1", "--measure", "--latency", "1"), "--latency"),
+        (
+            ("--params", "1000", "--step-seconds", "1", "--measure", "--workers", "6", "--gpus-per-node", "4"),
+            "divides",
+        ),
+        (("--params", "1000", "--step-seconds", "1", "--measure", "--inside-bandwidth", "9"), "--gpus-per-node 4"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_before_ranks_start(words, says, monkeypatch, capsys):

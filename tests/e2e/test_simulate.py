@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tyro
@@ -12,6 +14,8 @@ import tyro
 from laconic.cli import MARKERS
 from laconic.cli.compare import ResumeCompare
 from laconic.cli.simulate import Simulate
+from laconic.errors import LaconicError
+from laconic.lab import loop, simulated
 from laconic.lab.folder import read_lines
 from laconic.lab.method_words import folder_name
 from laconic.lab.session import Ending, Trial, run_trials
@@ -54,8 +58,8 @@ def _real(group, spec: Spec, words: tuple[str, ...], out: Path) -> Ending:
     return run_trials(_trials(spec, words, out), {}, True)
 
 
-def _scene(ranks: int, batched="no", **pace) -> Scene:
-    network = Network(ranks=ranks, cables=(Cable(bits_per_second=1e8, latency=0.001),))
+def _scene(ranks: int, batched="no", rate=1e8, **pace) -> Scene:
+    network = Network(ranks=ranks, cables=(Cable(bits_per_second=rate, latency=0.001),))
     return Scene(network=network, pace=Pace(ranks=ranks, **{"seconds": 0.05} | pace), batched=batched)
 
 
@@ -105,6 +109,47 @@ def test_given_seconds_are_told_to_the_digit_and_what_stands_still_delays_all(tm
     assert late["weights_sha256"] == mine["weights_sha256"]
 
 
+def test_a_sync_under_way_takes_its_time_however_often_a_run_is_looked_at(tmp_path):
+    def seconds(eval_every):
+        training = Training(steps=12, batch=2, log_every=100, eval_every=eval_every)
+        spec = replace(SPEC, task=Logreg(), workers=2, training=training)
+        out = tmp_path / str(eval_every)
+        [mine] = _simulated(spec, ("diloco:every=4:delay=2",), out, _scene(2, rate=1e4))
+        assert mine["seconds"] == pytest.approx(mine["simulated"]["seconds"])
+        assert mine["simulated"]["waited_seconds"] == pytest.approx(mine["seconds"] - 12 * 0.05)
+        return mine["seconds"]
+
+    rarely, often = seconds(100), seconds(3)
+    assert rarely > 12 * 0.05
+    # An evaluation waits for the sync: what would have been computed meanwhile, two steps, comes after it.
+    assert rarely <= often <= rarely + 3 * 2 * 0.05
+
+
+def test_a_wish_to_stop_is_looked_for_by_real_seconds(monkeypatch, tmp_path):
+    class Wish:
+        """Comes up at the third look of two ranks."""
+
+        looks = 0
+
+        @property
+        def wanted(self) -> bool:
+            self.looks += 1
+            return self.looks > 4
+
+    @contextmanager
+    def wishes():
+        yield Wish()
+
+    monkeypatch.setattr(simulated, "noted_wishes", wishes)
+    ticks = iter(range(1000))
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    training = Training(steps=9, batch=2, log_every=100, eval_every=100)
+    spec = replace(SPEC, task=Logreg(), workers=2, training=training)
+    # Steps that take a real second and hardly a simulated one: ranks look after each.
+    [mine] = _simulated(spec, ("dense",), tmp_path, _scene(2, seconds=1e-9, rate=1e15))
+    assert (mine["steps"], mine["finished"]) == (3, False)
+
+
 def test_a_method_that_weighs_seconds_sees_the_simulated_ones(tmp_path):
     [mine] = _simulated(replace(SPEC, workers=2), ("cat:cost=seconds",), tmp_path, _scene(2))
     again = _simulated(replace(SPEC, workers=2), ("cat:cost=seconds",), tmp_path / "again", _scene(2))
@@ -131,11 +176,37 @@ def test_batched_ranks_learn_what_single_ones_learn(task, word, tmp_path):
     assert both["seconds"] > 0
 
 
-def test_what_cannot_be_batched_runs_all_the_same_and_says_why(tmp_path):
+def test_what_cannot_be_batched_any_more_goes_on_rank_by_rank(monkeypatch, tmp_path):
+    spec = replace(SPEC, task=Lm(data=str(_text(tmp_path)), hidden=24, length=32), workers=2)
+    [alone] = _simulated(spec, ("dense",), tmp_path / "alone", _scene(2))
+    batched, calls = simulated.batched, []
+
+    def fails(works, batches, *, alike):
+        calls.append(works)
+        made = batched(works, batches, alike=alike)
+        if len(calls) == 3:
+            raise RuntimeError("no memory\nand more")
+        return made
+
+    monkeypatch.setattr(simulated, "batched", fails)
+    [mine] = _simulated(spec, ("dense",), tmp_path / "mine", _scene(2, batched="yes"))
+    # The first step is tried and not batched; two were.
+    assert len(calls) == 3
+    assert mine["simulated"]["unbatched_why"] == "step 4 could not be batched: no memory"
+    assert not mine["simulated"]["batched"]
+    assert mine["train_loss"] == pytest.approx(alone["train_loss"], abs=1e-5)
+    assert mine["seconds"] == pytest.approx(alone["seconds"])
+
+
+def test_what_cannot_be_batched_runs_all_the_same_and_says_why(monkeypatch, tmp_path):
+    made, kind = [], simulated.BatchedWork
+    monkeypatch.setattr(simulated, "BatchedWork", lambda *a, **k: made.append(kind(*a, **k)) or made[-1])
     spec = replace(SPEC, task=Logreg(), workers=2)
     [mine] = _simulated(spec, ("dense",), tmp_path, _scene(2, batched="yes"))
     assert not mine["simulated"]["batched"]
     assert "cannot be batched" in mine["simulated"]["unbatched_why"]
+    # Nobody listens to gradients for an order that is not needed.
+    assert [(work._hooks, work._order) for work in made] == [([], [])] * 2
 
 
 def _command(*words: object) -> Simulate:
@@ -161,6 +232,10 @@ def test_the_command_writes_what_compare_writes_and_says_that_it_is_simulated(ca
     assert "simulated: 3 ranks at 20 to 100 Mbit/s and 2 ms" in page
     assert json.loads((out / "dense" / "spec.json").read_text())["simulated"] == told["simulated"]
     assert not list(out.glob("*/checkpoints"))
+    assert json.loads((out / "dense" / "environment.json").read_text())["backend"] == "lockstep"
+    for folder in (out, out / "dense"):
+        with pytest.raises(ValueError, match=r"has something in it. Give another --out\.$"):
+            _command("logreg", "--out", folder).run()
     with pytest.raises(ValueError, match="is a simulation"):
         ResumeCompare(resume=out).run()
 
@@ -176,6 +251,7 @@ def test_the_command_writes_what_compare_writes_and_says_that_it_is_simulated(ca
         (("--stragglers", "0.1:2,0.2:3"), "stragglers is one SHARE:FACTOR"),
         (("--dropouts", "9:1:1"), "rank 9 cannot stand still: there are 8"),
         (("--dropouts", "0.5:1:1"), "dropouts begin with a rank"),
+        (("--dropouts", "inf:1:1"), "dropouts begin with a rank"),
         (("--changes", "5:1,3:2"), "changes must come one after the other"),
         (("--threads", 0), "threads must be"),
         (("--methods", "dense,dense"), "methods must be different ones"),
@@ -188,13 +264,34 @@ def test_what_cannot_be_simulated_is_refused_before_anything_runs(words, told, t
 
 
 def test_a_method_that_a_task_cannot_have_is_passed_over_and_told(capsys, tmp_path):
-    methods = "powersgd:rank=0,dense,celgc:every=2:send=dgc"
     with pytest.raises(ValueError, match="rank"):
-        _command("logreg", "--methods", methods, "--out", tmp_path / "no").run()
+        _command("logreg", "--methods", "powersgd:rank=0,dense", "--out", tmp_path / "no").run()
+    methods, out = "diloco:every=12:fragments=4,dense", tmp_path / "one"
+    with pytest.raises(SystemExit):
+        _command("logreg", *OPTIONS, "--workers", 2, "--methods", methods, "--json", "--out", out).run()
+    told = capsys.readouterr()
+    assert "diloco:every=12:fragments=4: " in told.err
+    assert "cannot be dealt out to 4 fragments" in told.err
+    assert list(json.loads(told.out)["methods"]) == ["dense"]
     words = (*OPTIONS, "--workers", 120, "--methods", "dense", "--out", tmp_path / "out")
     with pytest.raises(SystemExit):
         _command("logreg", *words).run()
     assert "the smallest part of the data has 3 examples, a batch wants 4" in capsys.readouterr().err
+
+
+def test_what_laconic_raises_on_a_rank_ends_in_one_line(monkeypatch, tmp_path):
+    train = simulated.run_trial
+
+    def breaks(trial, seat, environment):
+        if trial.spec.method == "topk" and seat.talk.rank == 1:
+            raise LaconicError("the message is torn.")
+        return train(trial, seat, environment)
+
+    monkeypatch.setattr(simulated, "run_trial", breaks)
+    trials = _trials(replace(SPEC, task=Logreg(), workers=2), ("topk", "dense"), tmp_path)
+    ending = run_simulated(trials, _scene(2), {}, quiet=True)
+    assert ending.error == "topk: the message is torn."
+    assert [result["label"] for result in ending.results] == ["dense"]
 
 
 def test_a_launcher_is_refused(monkeypatch, tmp_path):

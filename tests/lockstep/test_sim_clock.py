@@ -122,6 +122,67 @@ def test_what_is_said_while_a_run_is_looked_at_takes_no_time():
     assert _times(_two(), Pace(ranks=2, seconds=0.1), looks) == pytest.approx([2 * (0.1 + DENSE)] * 2)
 
 
+def test_what_was_asked_for_before_a_look_is_heard_in_its_time():
+    def sent(clock, port):
+        clock.step(0)
+        clock.made(ENTRIES)
+        port.start(_sum(rounds=3), label="a sync in three rounds")
+
+    def looks(clock, port):
+        clock.stop()
+        port.drain()
+        port.start(_sum(), label="a look")
+        port.drain()
+        clock.start()
+
+    def at_once(clock, port):
+        sent(clock, port)
+        looks(clock, port)
+        clock.step(1)
+
+    def later(clock, port):
+        sent(clock, port)
+        clock.step(1)
+        looks(clock, port)
+
+    pace = Pace(ranks=2, seconds=0.1)
+    assert _times(_two(), pace, at_once) == pytest.approx([0.1 + 3 * DENSE + 0.1] * 2)
+    # The first round came while the second step was computed; the others are asked for when that is heard.
+    assert _times(_two(), pace, later) == pytest.approx([0.2 + 2 * DENSE] * 2)
+
+
+def test_a_rank_asks_on_when_it_has_heard_though_the_run_is_looked_at():
+    inside = Cable(bits_per_second=8e6, latency=0.5, headers=0.0)
+    network = Network(ranks=4, cables=(SLOW,), inside=inside, node_size=2)
+
+    def loop(clock, port):
+        clock.step(0)
+        gather = AllGather(send=torch.zeros(0, dtype=torch.uint8), among="leaders")
+        node = AllReduce(send=torch.ones(0), among="node")
+        port.start(_asks(node, gather), label="in a node, then between nodes")
+        clock.stop()
+        port.drain()
+        clock.start()
+
+    # Two rounds in the node, and a millisecond between nodes, on another wire.
+    assert _times(network, Pace(ranks=4, seconds=0.0), loop) == pytest.approx([1.001, 1.0, 1.001, 1.0])
+
+
+@pytest.mark.parametrize("node_size", [1, 2])
+def test_the_wire_between_nodes_is_in_use_where_there_are_several(node_size):
+    network = Network(ranks=2, cables=(SLOW,), inside=SLOW, node_size=node_size)
+    world = World(network, Pace(ranks=2, seconds=0.0))
+
+    def work(rank):
+        world.clock(rank).start()
+        _train(1)(world.clock(rank), world.lockstep.ports[rank])
+        world.lockstep.ports[rank].broadcast_(torch.zeros(1000))
+        return world.clock(rank).now()
+
+    assert world.run(work) == pytest.approx([DENSE + 0.005] * 2)
+    assert world.timing.wire_seconds == pytest.approx(DENSE + 0.005 if node_size == 1 else 0.0)
+
+
 def test_rounds_of_one_exchange_come_one_after_the_other_and_a_broadcast_is_waited_for():
     def loop(clock, port):
         clock.step(0)
@@ -185,6 +246,20 @@ def test_measured_work_is_that_of_the_rank_at_work_times_its_factor():
     assert all(0 < seen[rank] < 1000 * seen[2] for rank in (0, 1))
     assert times[0] > 10.0
     assert times[2] > 1e7
+
+
+def test_what_is_supposed_takes_its_time_until_it_is_measured_again():
+    def loop(clock, port):
+        clock.suppose(1e6)
+        for step in range(4):
+            clock.step(step)
+            if step == 2:
+                # This step has begun: it is measured all the same.
+                clock.suppose(None)
+            clock.made(ENTRIES)
+
+    [time] = _times(Network(ranks=1), Pace(ranks=1), loop)
+    assert 2e6 < time < 3e6
 
 
 @pytest.mark.parametrize(

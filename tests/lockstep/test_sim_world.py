@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -65,6 +67,49 @@ def test_what_one_rank_raises_ends_all_and_is_raised(bad):
 
     with pytest.raises(KeyError, match="no batch"):
         world.run(work)
+
+
+def test_a_world_runs_once():
+    world = _world(2)
+    assert world.run(lambda rank: rank) == [0, 1]
+    with pytest.raises(LaconicError, match="Make a new World"):
+        world.run(lambda rank: rank)
+
+
+@pytest.mark.parametrize("busy", [0, 1])
+def test_ranks_have_ended_when_an_interrupt_is_raised(busy):
+    world, ended, main = _world(3), [], threading.main_thread().ident
+
+    def work(rank):
+        try:
+            world.lockstep.ports[rank].drain()
+            if rank == busy:
+                signal.pthread_kill(main, signal.SIGINT)
+                # In a step of its own when the others are told to end.
+                time.sleep(0.1)
+            for _ in range(1000):
+                world.lockstep.ports[rank].drain()
+                time.sleep(0.001)
+        finally:
+            ended.append(rank)
+
+    with pytest.raises(KeyboardInterrupt):
+        world.run(work)
+    assert sorted(ended) == [0, 1, 2]
+
+
+def test_what_was_made_is_not_kept_when_all_have_read_it():
+    world = _world(3)
+
+    class Large:
+        pass
+
+    def work(rank):
+        seen = weakref.ref(world.together(rank, "large", Large(), lambda given: given[0]))
+        world.together(rank, "all have read it", None, len)
+        return seen()
+
+    assert world.run(work) == [None] * 3
 
 
 def test_a_rank_that_leaves_early_is_named():
@@ -137,6 +182,35 @@ def test_methods_that_know_of_nodes_have_those_of_the_network():
         trained(replace(method, exchange=laconic.TwoLevel(node_size=4)))
 
 
+@pytest.mark.parametrize(("slow", "steps"), [(1.0, [0.05, 0.1, 0.15]), (4.0, [0.2, 0.4, 0.6])])
+def test_attached_models_take_the_seconds_that_were_given(slow, steps):
+    world = World(Network(ranks=2), Pace(ranks=2, seconds=0.05, slow_share=0.5, slow_factor=slow))
+    halfway = []
+
+    def work(rank):
+        torch.manual_seed(rank)
+        model, x, clock, times = nn.Linear(4, 1), torch.ones(2, 4), world.clock(rank), []
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        world.attach(rank, model, optimizer, laconic.topk(0.5)).detach()
+        world.attach(rank, model, optimizer, laconic.topk(0.5))
+        clock.start()
+        for step in range(3):
+            clock.step(step)
+            optimizer.zero_grad()
+            loss = model(x).sum()
+            if rank == 0 and step == 0:
+                model.bias.register_hook(lambda _: halfway.append(clock.now()))
+            loss.backward()
+            optimizer.step()
+            times.append(clock.now())
+        clock.stop()
+        return times
+
+    assert world.run(work) == [pytest.approx(steps)] * 2
+    # Forward is a third of a step, and the bias a fifth of the gradient's entries.
+    assert halfway[0] == pytest.approx(0.05 * (1 / 3 + 2 / 3 / 5))
+
+
 class Remembering:
     """A task that remembers its last loss, and adds it to the next."""
 
@@ -191,7 +265,11 @@ def test_batched_gradients_are_those_of_each_rank(alike):
 
 
 def test_what_cannot_be_batched_says_why_and_leaves_nothing_behind():
-    works, sizes = [Remembering(0), Remembering(0)], (2, 3)
+    works, sizes, heard = [Remembering(0), Remembering(0)], (2, 3), []
+    for parameter in works[-1].model.parameters():
+        parameter.register_hook(heard.append)
+    assert tried(works, [{"x": torch.ones(2, 4)}] * 2, alike=True).reason == ""
+    assert not heard
     unlike = tried(works, [{"x": torch.ones(size, 4)} for size in sizes], alike=True)
     assert "batches of unlike sizes" in unlike.reason
     for work in works:
@@ -204,12 +282,41 @@ def test_what_cannot_be_batched_says_why_and_leaves_nothing_behind():
     assert [work.state_dict() for work in works] == [{"state": None}] * 2
 
 
-def test_a_loss_that_cannot_be_trusted_in_a_batch_is_noticed():
-    class Sly(Remembering):
-        def loss(self, model, batch):
-            # Not a function of the batch alone.
-            value = super().loss(model, batch)
-            return value * 2 if torch._C._functorch.peek_interpreter_stack() else value
+class Sly(Remembering):
+    """A task whose loss is another one where it is batched."""
 
-    works = [Sly(0), Sly(0)]
-    assert "not those that a rank gets alone" in tried(works, [{"x": torch.ones(2, 4)}] * 2, alike=True).reason
+    def __init__(self, change) -> None:
+        super().__init__(0)
+        self._change = change
+        with torch.no_grad():
+            # The first layer has small gradients beside the last one's, and these are small beside the loss.
+            self.model[2].weight.mul_(1e-3)
+
+    def loss(self, model, batch):
+        value = super().loss(model, batch) + 7.0
+        return self._change(model, value) if torch._C._functorch.peek_interpreter_stack() else value
+
+
+def _first_layer_twice(model, value):
+    weight = model[0].weight
+    return value + 1e-3 * (weight - weight.detach()).sum()
+
+
+@pytest.mark.parametrize(
+    ("change", "differs"),
+    [
+        (lambda model, value: value * 2, "the loss"),
+        (_first_layer_twice, "0.weight"),
+        (lambda model, value: value * float("nan"), "the loss"),
+        (lambda model, value: value + (model[0].bias * 0).sqrt().sum(), "0.bias"),
+    ],
+    ids=["loss", "one small gradient", "no number", "a gradient that is no number"],
+)
+def test_a_loss_that_cannot_be_trusted_in_a_batch_is_noticed(change, differs):
+    batches = [{"x": torch.ones(2, 4)}] * 2
+    assert (
+        tried([Sly(lambda model, value: value), Sly(lambda model, value: value)], batches, alike=True).reason == ""
+    )
+    reason = tried([Sly(change), Sly(change)], batches, alike=True).reason
+    assert "not those that a rank gets alone" in reason
+    assert f"{differs} differs" in reason

@@ -18,7 +18,7 @@ from unit.plan_cases import asked, facts, local, plain, rehearsal, sparse
 
 NODE = shutil.which("node")
 BUSY = Host(
-    gather=Cost(latency=1e-4, per_byte=2e-9),
+    gather=Cost(latency=1e-4, per_byte=0.02),
     sum=Cost(latency=2e-4, per_byte=1e-9),
     half=Cost(latency=3e-4, per_byte=5e-9),
     busy=True,
@@ -58,7 +58,8 @@ def test_the_page_predicts_what_python_does(busy):
     unlike = Rehearsed(
         name="unlike", setting="", rehearsals=(_every_kind().rehearsals[0], replace(plain().rehearsals[0], ranks=4))
     )
-    known = facts(sparse(), local(), _every_kind(), unlike, host=replace(BUSY, busy=busy))
+    nodes = replace(sparse("topk by nodes"), node_size=2)
+    known = facts(sparse(), local(), _every_kind(), unlike, nodes, host=replace(BUSY, busy=busy))
     asks = [told(known, link)["link"] for link in LINKS]
     script = files("laconic.plan").joinpath("formula.js").read_text(encoding="utf-8")
     script += "const [facts, links] = JSON.parse(require('fs').readFileSync(0, 'utf8'));"
@@ -83,6 +84,7 @@ def test_the_page_asks_nobody_and_holds_what_it_draws():
     assert "href=" not in text
     assert len(text) < 60_000
     assert '"topk"' in text
+    assert "not measured against dense at these settings" in text
 
 
 def test_a_name_cannot_end_the_script():

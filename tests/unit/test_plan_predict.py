@@ -10,9 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import laconic
+from laconic.lab.method_words import make
 from laconic.plan import Facts, Job, Link, Rehearsed, advise, predict
-from laconic.plan.advise import pays_below
+from laconic.plan.advise import REACHED, is_known, pays_below, reached
 from laconic.plan.facts import Cost, Host
+from laconic.sim.network import HEADERS
 from unit.plan_cases import FREE, IDLE, PROFILE, asked, facts, local, plain, rehearsal, sparse
 
 # 100 bytes a second, without headers or a host's own part.
@@ -93,6 +96,17 @@ def test_where_no_core_is_free_talking_delays_backward():
     assert _seconds(_one(*jobs), FAST, busy) == pytest.approx(6.0 + 1.5)
 
 
+def test_the_slower_of_link_and_host_counts_and_both_latencies():
+    # The link takes 0.01 s a byte, and 2 s a round; the host 1 s a round and less or more a byte.
+    link = Link(workers=2, bandwidth=8e-4 * (1 + HEADERS), latency=2e3)
+    for per_byte, expected in ((0.004, 1.0), (0.03, 3.0)):
+        cost = Cost(latency=1.0, per_byte=per_byte)
+        host = Host(gather=cost, sum=FREE, half=FREE, busy=False)
+        one = _one(Job(bucket=1, rounds=(asked(100.0),)))
+        assert _seconds(one, link, host) == pytest.approx(4.0 + 3.0 + expected + 1.5)
+        assert _seconds(one, SLOW, host) == pytest.approx(4.0 + 1.0 + 1.5)
+
+
 def test_a_local_method_shares_its_exchange_out_over_its_steps():
     # 0.2 closing, 0.8 s and 0.1, 16 s (2 rounds of half of 1600 bytes) and 0.3: over 4 steps.
     expected = 5.0 + 0.01 + (0.2 + 0.8 + 0.1 + 16.0 + 0.3) / 4
@@ -126,6 +140,18 @@ def test_rehearsals_of_unlike_shape_stand_for_their_own_side():
     method = Rehearsed(name="m", setting="", rehearsals=(low, high))
     assert method.among(3) is low
     assert method.among(100) is high
+
+
+def test_a_method_by_nodes_is_predicted_for_the_nodes_there_are():
+    # Four nodes of four ranks: what was rehearsed among four nodes, 100 s behind the reply; 1 s with two nodes.
+    worlds = [
+        rehearsal(Job(bucket=1, rounds=(asked(100.0, after=after, among="leaders"),)), ranks=nodes)
+        for nodes, after in ((2, 1.0), (4, 100.0))
+    ]
+    method = Rehearsed(name="by nodes", setting="", rehearsals=tuple(worlds), node_size=2)
+    four, two = replace(SLOW, workers=16, node_size=4), replace(SLOW, workers=8, node_size=4)
+    assert _seconds(method, four) == pytest.approx(4.0 + 3.0 + 100.0 + 1.5)
+    assert _seconds(method, two) == pytest.approx(4.0 + 1.0 + 1.0 + 1.5)
 
 
 def test_only_leaders_talk_between_nodes():
@@ -175,7 +201,30 @@ def test_the_bandwidth_at_which_it_pays_is_where_the_gain_is_a_tenth():
 
 
 def test_a_method_that_only_selects_never_pays():
-    assert pays_below(facts(sparse(size=400.0 * 4, selecting=9.0)), replace(FAST, bandwidth=1.0)) < 1e3
+    told = facts(sparse(size=400.0 * 4, selecting=9.0))
+    without_half = replace(told, methods=tuple(m for m in told.methods if m.name != "ddp-fp16"))
+    assert pays_below(without_half, FAST) == 0.0
+
+
+def test_what_may_be_advised_tells_what_it_came_to_and_at_which_settings():
+    measured = replace(sparse("sdagc"), setting=repr(laconic.sdagc()))
+    assert "+0.9% with SGD (docs/sdagc.md)" in advise(facts(measured), SLOW).reached
+    other = replace(sparse("sdagc:c=3"), setting=repr(laconic.sdagc(3.0)))
+    assert "not measured against dense at these settings. sdagc: +0.9%" in advise(facts(other), SLOW).reached
+    assert advise(facts(measured), FAST).reached == ""
+
+
+@pytest.mark.parametrize("word", REACHED)
+def test_every_word_of_what_was_reached_is_a_method(word):
+    method = replace(sparse(word), setting=repr(make(word)))
+    assert is_known(word)
+    assert REACHED[word] in reached(method)
+    assert "not measured" not in reached(method)
+
+
+@pytest.mark.parametrize("word", ["local_sgd", "qsgd", "qsgd:levels=7", "local_sgd by nodes"])
+def test_what_lost_is_not_advised(word):
+    assert not is_known(word)
 
 
 @pytest.mark.parametrize(

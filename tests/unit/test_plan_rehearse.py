@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 
 import pytest
 import torch
@@ -106,6 +107,14 @@ def test_a_method_that_weighs_the_link_sees_the_one_that_is_planned_for():
         for net in (slow, fast)
     )
     assert few < many
+
+
+def test_work_is_timed_by_the_clock_that_waits_for_the_device(monkeypatch):
+    ticks = count()
+    monkeypatch.setattr("laconic.plan.ear.now", lambda _: float(next(ticks)))
+    seen = rehearse_local(laconic.local_sgd(16), _stage(), ranks=2)
+    # Every lap is one tick or more: perf_counter would have seen less than a second.
+    assert min(r.after for r in _rounds(seen.exchange)) >= 1.0
 
 
 def test_an_error_in_a_rehearsal_is_raised_not_waited_for():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laconic.lab.work import Place
-from laconic.plan.measure_link import fit
+from laconic.plan.measure_link import casting, fit
 from laconic.plan.profile import invented, within
 from laconic.plan.work import OfFunction, OfSize, Subject, in_buckets
 from laconic.segments import Segments
@@ -42,6 +43,20 @@ def test_a_part_of_a_large_model_stands_for_the_whole():
     assert seen.profile.parameters == pytest.approx(40_000_000, abs=10)
     assert len(seen.profile.ready) == len(seen.buckets) == len(seen.gradients[0])
     assert within(seen, kept) is seen
+
+
+def test_invented_gradients_lie_on_the_device_that_trains():
+    meta = torch.device("meta")
+    seen = invented(OfSize(parameters=1000, step_seconds=0.2, layers=2), entries=1000, device=meta)
+    assert {g.device for step in seen.gradients for g in step} == {meta}
+
+
+def test_casts_are_timed_by_the_clock_that_waits_for_the_device(monkeypatch):
+    ticks, asked = count(), set()
+    monkeypatch.setattr("laconic.plan.measure_link.now", lambda device: asked.add(device) or float(next(ticks)))
+    meta = torch.device("meta")
+    assert casting([torch.empty(8, device=meta)]) == ((1.0,), (1.0,))
+    assert asked == {meta}
 
 
 def test_a_fit_finds_the_link_that_was_there():
@@ -82,5 +97,5 @@ def test_what_a_function_returns_is_checked():
 
 
 def test_sizes_must_be_sizes():
-    with pytest.raises(ValueError, match="parameters"):
+    with pytest.raises(ValueError, match="--params 25_000_000"):
         OfSize(parameters=0, step_seconds=0.1)

@@ -13,6 +13,7 @@ try:
     import tyro
     from tyro.conf import CascadeSubcommandArgs, DisallowNone, OmitArgPrefixes, OmitSubcommandPrefixes, subcommand
 
+    from laconic.cli.bench_network import BenchNetwork
     from laconic.cli.compare import Compare, ResumeCompare
     from laconic.cli.data import Data
     from laconic.cli.methods import Methods
@@ -25,7 +26,6 @@ try:
     from laconic.lab.bench_step import BenchStep
     from laconic.lab.bench_wire import BenchWire
     from laconic.lab.launch import RankError
-    from laconic.lab.network.bench import BenchNetwork
 except ModuleNotFoundError as error:
     missing = (error.name or "").split(".")[0]
     if missing not in NEEDED:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from math import inf, isinf
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +19,7 @@ from laconic.arguments import check_number, check_share, check_whole
 from laconic.cli.places import joined, settle
 from laconic.cli.runs import first_here
 from laconic.lab.data.home import default_home
-from laconic.lab.launch import run_joined, run_ranks
+from laconic.lab.launch import Joined, run_joined, run_ranks
 from laconic.lab.machine import machine
 from laconic.lab.method_words import words_of
 from laconic.lab.report.amounts import size
@@ -91,14 +91,14 @@ class Plan:
     work: WorkChoice = field(default_factory=Params)
     bandwidth: float | None = None
     """Megabits a second that a node can send; inf for no limit."""
-    latency: float = 0.1
-    """Milliseconds from one node to another."""
-    workers: int = 2
-    """Ranks that train together; under torchrun or srun those that were started count."""
-    gpus_per_node: int = 1
-    """Ranks that share a node, and its link to the others."""
+    latency: float | None = None
+    """Milliseconds from one node to another; by default 0.1."""
+    workers: int | None = None
+    """Ranks that train together: by default 2, under torchrun or srun those that were started."""
+    gpus_per_node: int | None = None
+    """Ranks that share a node, and its link to the others: by default 1, under torchrun or srun those of a host."""
     inside_bandwidth: float = inf
-    """Megabits a second between ranks of a node."""
+    """Megabits a second between ranks of a node; with --measure by default what is measured."""
     measure: bool = False
     """Measure the link between the ranks that torchrun or srun has started; alone, this machine's to itself."""
     methods: str = _METHODS
@@ -107,8 +107,9 @@ class Plan:
     """Share that methods without settings send; by default each one's own."""
     batch: int | None = None
     """Examples a rank and step, for tasks; by default the task's own."""
-    ranks_here: int = 1
-    """Ranks that will share a host, and its cores and memory: as many work at once while times are taken here."""
+    ranks_here: int | None = None
+    """Ranks that will share a host, and its cores and memory: as many work at once while times are taken here. By
+    default 1, under torchrun or srun those of a host."""
     threads: int = 1
     """Threads of each."""
     steps: int = 8
@@ -132,7 +133,8 @@ class Plan:
 
     def __post_init__(self) -> None:
         for name in ("ranks_here", "threads", "steps", "rehearse_params", "gpus_per_node"):
-            check_whole(name, getattr(self, name), 1, f"Write --{name.replace('_', '-')} {getattr(Plan, name)}.")
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), 1, f"Write --{name.replace('_', '-')} 1 or more.")
         check_whole("warmup", self.warmup, 0, "It counts steps.")
         check_number("seconds", self.seconds, 0.1, "Write --seconds 8.")
         if not self.worlds or min(self.worlds) < 2:
@@ -147,15 +149,16 @@ class Plan:
             )
         if self.bandwidth is not None and self.measure:
             raise ValueError("give --bandwidth or --measure, not both.")
+        if self.latency is not None and self.measure:
+            raise ValueError("--measure finds the latency, too, got --latency. Leave it out, or give --bandwidth.")
 
     def run(self) -> None:
         """Measure, predict, print."""
         seen = self._observed()
         if not first_here():
             return
-        link = self._link() or self._measured(seen)
-        advice = advise(seen.facts, link)
-        told = self._told(seen, link, advice)
+        link, advice = seen.link, advise(seen.facts, seen.link)
+        told = self._told(seen, advice)
         if self.json == "-":
             print(json.dumps(told, indent=1))
         else:
@@ -181,7 +184,7 @@ class Plan:
         effort = Effort(
             methods=tuple(words_of(self.methods)),
             density=self.density,
-            sharing=self.ranks_here if place is None else place.local_ranks,
+            sharing=self._sharing(),
             steps=self.steps,
             warmup=self.warmup,
             worlds=tuple(sorted(set(self.worlds))),
@@ -190,43 +193,66 @@ class Plan:
             data_home=str(self.data_home.resolve()),
             device=device,
             spread=place is not None,
+            measured=self.measure,
             quiet=self.json == "-",
         )
         args = (self.planned(), effort, self._link())
         if place is not None:
             return run_joined(place, observe, *args, threads=self.threads, device=device)
         # The host's own cost of talking wants two ranks at least.
-        return run_ranks(max(2, self.ranks_here), observe, *args, threads=self.threads, device=device)
+        return run_ranks(max(2, self._sharing()), observe, *args, threads=self.threads, device=device)
 
-    def _link(self) -> Link | None:
-        if self.bandwidth is None:
-            return None
-        place, node_size = joined(os.environ), self.gpus_per_node
+    def _sharing(self) -> int:
+        place = joined(os.environ)
+        return (self.ranks_here or 1) if place is None else place.local_ranks
+
+    def _link(self) -> Link:
+        """Return the link as far as it is known before it is measured; what it cannot be is refused."""
+        place, workers, node_size = joined(os.environ), self.workers, self.gpus_per_node
         if place is not None:
-            # Ranks that are all on one host stand for hosts of their own.
-            node_size = place.local_ranks if place.local_ranks < place.ranks else 1
-        return Link(
-            workers=self.workers if place is None else place.ranks,
-            bandwidth=self.bandwidth,
-            latency=self.latency,
-            node_size=node_size,
+            self._check_started(place)
+            workers = place.ranks
+            # Ranks that are all on one host stand for hosts of their own, unless told otherwise.
+            if place.local_ranks < place.ranks:
+                # Unlike hosts are refused when all ranks have met: one that fails before leaves others waiting.
+                node_size = place.local_ranks if place.ranks % place.local_ranks == 0 else 1
+        link = Link(
+            workers=2 if workers is None else workers,
+            bandwidth=inf if self.bandwidth is None else self.bandwidth,
+            latency=0.1 if self.latency is None else self.latency,
+            node_size=node_size or 1,
             inside_bandwidth=self.inside_bandwidth,
         )
+        if link.node_size == 1 and not isinf(self.inside_bandwidth):
+            raise ValueError(
+                f"--inside-bandwidth {self.inside_bandwidth:g} is for nodes of several ranks, got 1 a node. Write "
+                f"--gpus-per-node 4, or leave it out."
+            )
+        return link
 
-    def _measured(self, seen: Observed) -> Link:
-        assert seen.link is not None
-        if joined(os.environ) is not None:
-            return seen.link
-        return replace(seen.link, workers=self.workers, node_size=self.gpus_per_node)
+    def _check_started(self, place: Joined) -> None:
+        """Refuse what differs from the ranks that a launcher has started."""
+        if place.ranks < 2:
+            raise ValueError("the launcher has started 1 rank, wanted are 2. Or run laconic plan alone.")
+        started = {"workers": place.ranks, "ranks_here": place.local_ranks}
+        if place.local_ranks < place.ranks:
+            started["gpus_per_node"] = place.local_ranks
+        for name, number in started.items():
+            if getattr(self, name) not in (None, number):
+                raise ValueError(
+                    f"the launcher has started {number}, got --{name.replace('_', '-')} {getattr(self, name)}. "
+                    f"Leave it out, or start laconic plan alone."
+                )
 
-    def _told(self, seen: Observed, link: Link, advice: Advice) -> dict[str, Any]:
-        about = machine("laconic plan", {}) | {"threads": self.threads, "ranks_here": self.ranks_here}
+    def _told(self, seen: Observed, advice: Advice) -> dict[str, Any]:
+        about = machine("laconic plan", {}) | {"threads": self.threads, "ranks_here": self._sharing()}
         about.pop("options")
         below = None if isinf(advice.pays_below) else advice.pays_below
+        said = {name: getattr(advice, name) for name in ("method", "text", "reached")}
         rows = [asdict(p) | _over(p.seconds, advice) for p in advice.predictions]
         return about | {
-            "link": {key: None if value == inf else value for key, value in asdict(link).items()},
-            "advice": {"method": advice.method, "text": advice.text, "pays_below": below},
+            "link": {key: None if value == inf else value for key, value in asdict(seen.link).items()},
+            "advice": said | {"pays_below": below},
             "predictions": rows,
             "facts": seen.facts.as_dict(),
             "measured": seen.measured,
@@ -262,7 +288,8 @@ def _print(facts: Facts, link: Link, advice: Advice) -> None:
         table.add_row(name, *cells, "-" if half is None else f"{half:.3g}x", size(p.link_bytes))
     console.print(table)
     console.print(advice.text)
+    if advice.reached:
+        console.print(advice.reached)
     console.print(
-        "The planner knows time, not your task's accuracy: what methods reached on real data is in docs/lab.md and "
-        "docs/local.md. communicating: the share of a step that is not the work's own computing."
+        "The planner knows time, not your task's accuracy. communicating: the share of a step not computing."
     )

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from laconic.arguments import check_whole
 from laconic.cli.places import joined, run_everywhere, settle
 from laconic.lab.data.home import default_home
+from laconic.lab.folder import read_json
 from laconic.lab.machine import machine
 from laconic.lab.session import Ending, Trial, run_trials
 from laconic.lab.show import board_in
@@ -64,11 +65,17 @@ class Where:
         """Return the folder to write to; one that has something in it already is refused."""
         out = self.out or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
         if first_here() and out.exists() and (not out.is_dir() or any(out.iterdir())):
-            word = "compare" if (out / PLAN).exists() else "train"
-            raise ValueError(
-                f"{out} has something in it. Give another --out, or go on with it: laconic {word} --resume {out}."
-            )
+            raise ValueError(f"{out} has something in it. {_remedy(out)}")
         return out
+
+
+def _remedy(out: Path) -> str:
+    """Say what to do about a folder that has something in it: simulations and other things are not gone on with."""
+    begun = {word: read_json(out / name) for word, name in (("compare", PLAN), ("train", "spec.json"))}
+    for word, saved in begun.items():
+        if saved and "simulated" not in saved:
+            return f"Give another --out, or go on with it: laconic {word} --resume {out}."
+    return "Give another --out."
 
 
 def resumed(spec: Spec) -> Spec:

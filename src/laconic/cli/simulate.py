@@ -82,7 +82,7 @@ class Place:
             raise ValueError(f"stragglers is one SHARE:FACTOR, got {self.stragglers!r}. Write --stragglers 0.1:3.")
         share, factor = slow[0] if slow else (0.0, 1.0)
         outages = _listed(self.dropouts, "dropouts", "3:60:10", 3)
-        if any(rank != int(rank) for rank, _, _ in outages):
+        if not all(rank.is_integer() for rank, _, _ in outages):
             raise ValueError(f"dropouts begin with a rank, got {self.dropouts!r}. Write --dropouts 3:60:10.")
         return Pace(
             ranks=self.workers,

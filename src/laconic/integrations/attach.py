@@ -93,16 +93,13 @@ def attach_over(
     optimizer: torch.optim.Optimizer,
     method: Method,
     *,
-    scaler: torch.amp.GradScaler | None = None,
-    measure_every: int = 0,
-    track_age: bool = False,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float],
 ) -> Link:
     """Do what ``attach`` does over a transport that is there already, by its clock; nodes must be the method's."""
-    ddp = _check(model, optimizer, method, scaler, measure_every)
+    ddp = _check(model, optimizer, method, None, 0)
     module = model if ddp is None else cast("torch.nn.Module", ddp.module)
     parameters = check_parameters(module, optimizer, every_trainable=ddp is not None)
-    making = _Making(transport, scaler, measure_every, track_age, clock)
+    making = _Making(transport, scaler=None, measure_every=0, track_age=False, clock=clock)
     return making.link(model, optimizer, method, parameters)
 
 

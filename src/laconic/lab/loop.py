@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -108,6 +109,7 @@ class Loop:
     def _train(self, ahead: Ahead, watcher: Watcher, wish: StopWish, *, save_every: int) -> bool:
         """Train, and return whether it was stopped before the last step."""
         meter, course, stopped, looked = self.meter, self.course, False, self.step
+        since = time.perf_counter()
         meter.start()
         while self.step < course.steps and not stopped:
             self._train_step(meter, ahead)
@@ -122,18 +124,21 @@ class Loop:
                 continue
             meter.stop()
             if look:
-                looked, stopped = self.step, self._agree_to_stop(wish, meter) and not at_end
+                each = (time.perf_counter() - since) / (self.step - looked)
+                looked, stopped = self.step, self._agree_to_stop(wish, each) and not at_end
             if evaluate or log:
                 self._write_line(meter, watcher, evaluate=evaluate)
                 meter.restart()
             if save or (stopped and self.ways.saves):
                 self._save()
+            if look:
+                since = time.perf_counter()
             meter.start()
         return stopped
 
-    def _agree_to_stop(self, wish: StopWish, meter: Meter) -> bool:
-        wishes, seconds = self.talk.sums([float(wish.wanted), meter.step_seconds])
-        # Often enough to stop within about a second, never more rarely than lines are written.
+    def _agree_to_stop(self, wish: StopWish, step_seconds: float) -> bool:
+        wishes, seconds = self.talk.sums([float(wish.wanted), step_seconds])
+        # Often enough to stop within about a second of those who wait, never more rarely than lines are written.
         self._look_every = max(1, min(self.course.log_every, int(self.talk.ranks / max(seconds, 1e-9))))
         return wishes > 0
 

@@ -80,8 +80,9 @@ class Meter:
 
     def start(self) -> None:
         """Let the clock run."""
-        self._clock.start()
+        # What the clock waits for when it starts was asked for by training.
         self._running_since = self._clock.now()
+        self._clock.start()
 
     def stop(self) -> None:
         """Stop the clock, once the device has done what it was given."""

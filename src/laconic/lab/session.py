@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import socket
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -51,25 +51,31 @@ class Ending:
 
 def run_trials(trials: tuple[Trial, ...], environment: dict[str, Any], quiet: bool) -> Ending:
     """Make runs one after the other; one that cannot be made is passed over. On every rank; all return the same."""
-    talk, stopped = Talk(), False
-    results: list[dict[str, Any]] = []
-    errors: list[str] = []
+    talk = Talk()
     if talk.rank:
         # What warns, warns on every rank; the first says it.
         warnings.simplefilter("ignore")
     with noted_wishes() as wish, Show(hidden=quiet or talk.rank != 0, boards=talk.rank == 0) as show:
+        seat = Seat(talk=talk, wish=wish, show=show)
         # Started one by one, ranks may name their folders by different seconds.
-        for trial in talk.of_first(trials):
-            try:
-                result = run_trial(trial, Seat(talk=talk, wish=wish, show=show), environment)
-            except AgreedError as failure:
-                errors.append(f"{trial.spec.method}: {failure}" if len(trials) > 1 else str(failure))
-                continue
-            results.append(result)
+        return one_by_one(talk.of_first(trials), lambda trial: run_trial(trial, seat, environment))
+
+
+def one_by_one(trials: Sequence[Trial], run: Callable[[Trial], dict[str, Any]]) -> Ending:
+    """Make runs one after the other until one is stopped; one that cannot be made is passed over."""
+    results: list[dict[str, Any]] = []
+    errors: list[str] = []
+    for trial in trials:
+        try:
+            results.append(run(trial))
+        except AgreedError as failure:
+            errors.append(f"{trial.spec.method}: {failure}" if len(trials) > 1 else str(failure))
+            continue
+        finally:
             gc.collect()
-            stopped = not result["finished"]
-            if stopped:
-                break
+        if not results[-1]["finished"]:
+            break
+    stopped = bool(results) and not results[-1]["finished"]
     return Ending(results=tuple(results), error="\n".join(errors) or None, stopped=stopped)
 
 
@@ -77,7 +83,8 @@ def run_trials(trials: tuple[Trial, ...], environment: dict[str, Any], quiet: bo
 class Seat:
     """Where a rank sits: whom it talks to, who shows its runs, and what else differs where ranks share a process.
 
-    ``about`` goes into a run's spec.json, and what is ``told`` at its end into result.json.
+    ``about`` goes into a run's spec.json, and what is ``told`` at its end into result.json. ``backend`` is what
+    gradients travel by; by default that of the process group.
     """
 
     talk: Talking
@@ -87,6 +94,7 @@ class Seat:
     work: Callable[[Work], Work] = lambda work: work
     about: Mapping[str, Any] = field(default_factory=dict)
     told: Callable[[], dict[str, Any]] = dict
+    backend: str | None = None
 
 
 class AgreedError(Exception):
@@ -123,7 +131,7 @@ def run_trial(trial: Trial, seat: Seat, environment: Mapping[str, Any]) -> dict[
         _together(talk, partial(loop.load, step))
     if talk.rank == 0:
         settled = spec.as_dict() | {"course": asdict(course), "metric": asdict(work.metric)} | dict(seat.about)
-        folder.begin(settled, dict(environment) | _ran_on(place), from_step=step)
+        folder.begin(settled, dict(environment) | _ran_on(place, seat.backend), from_step=step)
     watcher = seat.show.begin(spec.method, course.steps, work.metric, trial.folder, trial.tensorboard)
     outcome = loop.run(watcher, seat.wish, checkpoint_every=spec.checkpoint_every)
     result: dict[str, Any] = finite(_result(trial, loop, outcome) | seat.told())
@@ -153,12 +161,12 @@ def prepare(spec: Spec, place: Place) -> Work:
     return work
 
 
-def _ran_on(place: Place) -> dict[str, Any]:
+def _ran_on(place: Place, backend: str | None) -> dict[str, Any]:
     gpu = torch.cuda.get_device_name(place.device) if place.device.type == "cuda" else None
     return {
         "ranks": place.ranks,
         "threads": torch.get_num_threads(),
-        "backend": dist.get_backend(),
+        "backend": backend or dist.get_backend(),
         "gpu": gpu,
         "kernels": kernels.in_use(place.device),
         "host": socket.gethostname(),

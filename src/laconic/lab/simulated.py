@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,19 +14,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from laconic.integrations.link import Link
+from laconic.errors import LaconicError
 from laconic.lab.loop import Ways
 from laconic.lab.method_words import make
-from laconic.lab.session import AgreedError, Ending, Seat, Trial, run_trial
+from laconic.lab.session import AgreedError, Ending, Seat, Trial, one_by_one, run_trial
 from laconic.lab.show import Show
 from laconic.lab.signals import StopWish, noted_wishes
 from laconic.lab.talk import first_of, in_one, spread_
 from laconic.lab.tasks import Task
 from laconic.lab.work import Work
-from laconic.method import Method
 from laconic.sim import Network, Pace, World, group_of_one
 from laconic.sim.batched import Made, Verdict, batched, handed_out, tried
-from laconic.sim.clock import RankClock
 from laconic.sim.reading import read_once
 from laconic.transports.lockstep import ring_sum
 
@@ -63,22 +60,8 @@ class Scene:
 
 def run_simulated(trials: Sequence[Trial], scene: Scene, environment: Mapping[str, Any], *, quiet: bool) -> Ending:
     """Make runs one after the other, each on the network's ranks; one that cannot be made is passed over."""
-    results: list[dict[str, Any]] = []
-    errors: list[str] = []
-    stopped = False
     with group_of_one(), noted_wishes() as wish, Show(hidden=quiet, boards=True) as show:
-        for trial in trials:
-            try:
-                result = _simulate(trial, scene, wish, show, environment)
-            except AgreedError as failure:
-                errors.append(f"{trial.spec.method}: {failure}" if len(trials) > 1 else str(failure))
-                continue
-            results.append(result)
-            gc.collect()
-            stopped = not result["finished"]
-            if stopped:
-                break
-    return Ending(results=tuple(results), error="\n".join(errors) or None, stopped=stopped)
+        return one_by_one(trials, lambda trial: _simulate(trial, scene, wish, show, environment))
 
 
 def _simulate(
@@ -95,27 +78,32 @@ def _simulate(
             talk=VirtualTalk(world, rank),
             wish=wish,
             show=silent if rank else show,
-            ways=Ways(attach=_Attach(world, rank), clock=world.clock(rank), saves=False),
+            ways=Ways(attach=partial(world.attach, rank), clock=world.clock(rank), saves=False),
             work=partial(wrapped, rank),
             about={"simulated": scene.as_dict()},
             told=lambda: {"simulated": _told(world, said)},
+            backend="lockstep",
         )
         return run_trial(replace(trial, resume=False), seat, environment)
 
-    with read_once(world.timing.charge), _loaded_once(trial.spec.task):
-        return world.run(work)[0]
+    try:
+        with read_once(world.timing.charge), _loaded_once(trial.spec.task):
+            return world.run(work)[0]
+    except LaconicError as error:
+        # All ranks have ended by it, and other methods may do better.
+        raise AgreedError(str(error)) from error
 
 
 @contextmanager
 def _loaded_once(task: Task) -> Iterator[None]:
     """Have all ranks share the data, which a rank with a process of its own loads for itself."""
     names = vars(sys.modules[type(task).__module__])
-    load = names["load"]
-    names["load"] = cache(load)
+    loaders: dict[str, Any] = {name: names[name] for name in ("load", "load_folder_text") if name in names}
+    names |= {name: cache(load) for name, load in loaders.items()}
     try:
         yield
     finally:
-        names["load"] = load
+        names |= loaders
 
 
 def _told(world: World, said: Sequence[str]) -> dict[str, Any]:
@@ -131,31 +119,11 @@ def _told(world: World, said: Sequence[str]) -> dict[str, Any]:
     }
 
 
-class _Attach:
-    """Puts a method on a rank's model, and has the rank's clock see its gradients come."""
-
-    def __init__(self, world: World, rank: int) -> None:
-        self._world, self._rank = world, rank
-
-    def __call__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, method: Method) -> Link:
-        clock = self._world.clock(self._rank)
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        clock.entries = sum(p.numel() for p in parameters)
-        for p in parameters:
-            # Before DDP, which hears of a gradient when it is in its place.
-            p.register_hook(partial(_made, clock, p.numel()))
-        return self._world.attach(self._rank, model, optimizer, method)
-
-
-def _made(clock: RankClock, entries: int, grad: Tensor) -> None:  # noqa: ARG001
-    clock.made(entries)
-
-
 class BatchedWork:
     """A task on one rank, whose losses and gradients are computed for all ranks at once from the second step on.
 
     The first is an ordinary one, by which DDP orders its buckets, and in which it is tried whether that can be
-    done; ``said`` gets why not.
+    done; ``said`` gets why not. If it fails later, ranks compute one after the other from there on.
     """
 
     def __init__(self, work: Work, world: World, rank: int, *, alike: bool, said: list[str]) -> None:
@@ -164,23 +132,26 @@ class BatchedWork:
         self.steps_per_epoch = work.steps_per_epoch
         self.batch, self.evaluate = work.batch, work.evaluate
         self.state_dict, self.load_state_dict = work.state_dict, work.load_state_dict
+        self._tested = False
         self._order: list[str] = []
         self._hooks: list[RemovableHandle] = []
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Return the mean loss of a batch."""
-        if not self._order:
-            self._try(batch)
+        made: Made | None = None
+        if not self._tested:
+            self._test(batch)
         elif self._said == [""]:
-            return self._handed(model, batch)
-        return self._work.loss(model, batch)
+            made = self._batched(batch)
+        return self._work.loss(model, batch) if made is None else self._handed(model, made)
 
-    def _try(self, batch: Any) -> None:
+    def _test(self, batch: Any) -> None:
         verdict = self._world.together(self._rank, "trying to batch", (self._work, batch), self._tried)
-        self._world.clock(self._rank).supposed = verdict.seconds or None
-        self._alike = verdict.alike
-        for name, p in self.model.named_parameters():
-            self._hooks.append(p.register_hook(partial(self._arrived, name)))
+        self._tested, self._alike = True, verdict.alike
+        if not verdict.reason:
+            self._world.clock(self._rank).suppose(verdict.seconds)
+            named = self.model.named_parameters()
+            self._hooks = [p.register_hook(partial(self._arrived, name)) for name, p in named]
 
     def _tried(self, given: list[tuple[Work, Any]]) -> Verdict:
         works, batches = zip(*given, strict=True)
@@ -191,11 +162,30 @@ class BatchedWork:
     def _arrived(self, name: str, grad: Tensor) -> None:  # noqa: ARG002
         self._order.append(name)
 
-    def _handed(self, model: nn.Module, batch: Any) -> Tensor:
+    def _batched(self, batch: Any) -> Made | None:
+        """Return this rank's loss and gradients; None on every rank if they cannot be had."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        made = self._world.together(self._rank, "gradients", (self._work, batch), self._batched)[self._rank]
+        made = self._world.together(self._rank, "gradients", (self._work, batch), self._all_made)
+        if made is None:
+            self._world.clock(self._rank).suppose(None)
+            return None
+        return made[self._rank]
+
+    def _all_made(self, given: list[tuple[Work, Any]]) -> list[Made] | None:
+        works, batches = zip(*given, strict=True)
+        state = works[0].state_dict()
+        try:
+            return batched(works, batches, alike=self._alike)
+        # Whatever it is that cannot be batched: the message is told.
+        except Exception as error:
+            works[0].load_state_dict(state)
+            step = self._world.clock(self._rank).steps
+            self._said[:] = [f"step {step} could not be batched: {error}".splitlines()[0]]
+            return None
+
+    def _handed(self, model: nn.Module, made: Made) -> Tensor:
         self._work.load_state_dict(made.state)
         # DDP must see a forward pass of its module, whatever that computes.
         self.model.forward = partial(handed_out, made, dict(self.model.named_parameters()), self._order)
@@ -204,10 +194,6 @@ class BatchedWork:
         finally:
             del self.model.forward
         return loss
-
-    def _batched(self, given: list[tuple[Work, Any]]) -> list[Made]:
-        works, batches = zip(*given, strict=True)
-        return batched(works, batches, alike=self._alike)
 
 
 class VirtualTalk:

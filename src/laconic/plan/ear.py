@@ -8,9 +8,11 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import torch
 from torch.futures import Future
 
 from laconic.collectives import Reply, Request
+from laconic.plan.bucketed import now
 from laconic.sim.network import Call, Network
 from laconic.transports.lockstep import Port
 
@@ -49,8 +51,8 @@ class Ear:
     the calls between. ``drained_at`` is when the rank began to wait.
     """
 
-    def __init__(self, port: Port, turn: threading.Lock, clock: Clock) -> None:
-        self._port, self._turn, self._clock = port, turn, clock
+    def __init__(self, port: Port, turn: threading.Lock, clock: Clock, device: torch.device) -> None:
+        self._port, self._turn, self._clock, self._device = port, turn, clock, device
         self.rank, self.world_size, self.node_size = port.rank, port.world_size, port.node_size
         self.clear()
 
@@ -60,7 +62,7 @@ class Ear:
         self.chain: list[float | Call] = []
         self.drained_at = 0.0
         self._inside: list[int] = []
-        self._draining, self._mark = False, time.perf_counter()
+        self._draining, self._mark = False, now(self._device)
 
     @property
     def wire_bytes(self) -> int:
@@ -91,13 +93,13 @@ class Ear:
     def drain(self) -> None:
         """Wait for the others, who have their turns meanwhile."""
         self._lap()
-        self.drained_at, self._draining = time.perf_counter(), True
+        self.drained_at, self._draining = now(self._device), True
         self._turn.release()
         try:
             self._port.drain()
         finally:
             self._turn.acquire()
-            self._draining, self._mark = False, time.perf_counter()
+            self._draining, self._mark = False, now(self._device)
 
     def end(self) -> list[float | Call]:
         """Return the sequence up to now."""
@@ -105,25 +107,25 @@ class Ear:
         return self.chain
 
     def _lap(self) -> None:
-        now = time.perf_counter()
-        self.chain.append(now - self._mark)
-        self._mark = now
+        moment = now(self._device)
+        self.chain.append(moment - self._mark)
+        self._mark = moment
 
     def _heard(self, steps: Generator[Request, Reply, T], noted: Noted, index: int) -> Generator[Request, Reply, T]:
         reply: Reply | None = None
         while True:
-            began, alone = time.perf_counter(), self._draining
+            began, alone = now(self._device), self._draining
             self._inside.append(index)
             try:
                 request = next(steps) if reply is None else steps.send(reply)
             except StopIteration as end:
-                self._note(noted, time.perf_counter() - began, None, alone=alone)
+                self._note(noted, now(self._device) - began, None, alone=alone)
                 result: T = end.value
                 return result
             finally:
                 self._inside.pop()
             call = Call.of([request])
-            self._note(noted, time.perf_counter() - began, call, alone=alone)
+            self._note(noted, now(self._device) - began, call, alone=alone)
             reply = yield request
             # By now every rank waits: the time on the link is waiting to all of them.
             if self.rank == 0:

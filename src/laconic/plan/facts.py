@@ -86,7 +86,8 @@ class Rehearsal:
 class Rehearsed:
     """A method as rehearsed, by number of ranks; ``every`` steps lie between exchanges, if it takes local ones.
 
-    A local method works ``step`` seconds in each step. ``node_size``: a node of that many ranks is one worker.
+    A local method works ``step`` seconds in each step. With a ``node_size`` over 1 it goes by nodes: those of the
+    rehearsal had so many ranks, and its ``ranks`` count nodes.
     """
 
     name: str

@@ -31,12 +31,19 @@ const Planner = (() => {
       ranks: link.workers, nodeSize: link.node_size, cable: cable(link.bandwidth, link.latency),
       inside: cable(link.inside_bandwidth, link.inside_latency),
     };
+    const costOf = (asked) => asked.kind === "sum" ? (asked.half ? host.half : host.sum) : host.gather;
     const own = (asked) => {
-      const cost = asked.kind === "sum" ? (asked.half ? host.half : host.sum) : host.gather;
-      const cable = { latency: cost.latency, perByte: cost.per_byte };
-      return network(asked, { ranks: link.workers, nodeSize: link.node_size, cable, inside: cable });
+      const cost = costOf(asked), cable = { latency: cost.latency, perByte: cost.per_byte };
+      return network(asked, { ...net, cable, inside: cable });
     };
-    return { line: (asked) => network(asked, net) + (link.measured ? 0 : own(asked)), host: own, busy: host.busy };
+    const withHost = (cable, cost) =>
+      ({ latency: cable.latency + cost.latency, perByte: Math.max(cable.perByte, cost.per_byte) });
+    const line = (asked) => {
+      if (link.measured) return network(asked, net);
+      const cost = costOf(asked);
+      return network(asked, { ...net, cable: withHost(net.cable, cost), inside: withHost(net.inside, cost) });
+    };
+    return { line, host: own, busy: host.busy };
   }
 
   const shape = (r) => JSON.stringify([r.selecting.length,
@@ -100,7 +107,8 @@ const Planner = (() => {
 
   function predict(facts, method, link) {
     const talk = talkOver(link, facts.host), profile = facts.profile;
-    const rehearsal = among(method, Math.floor(link.workers / method.node_size));
+    const nodes = link.workers / link.node_size;
+    const rehearsal = among(method, method.node_size > 1 ? nodes : link.workers);
     const rounds = rehearsal.jobs.flatMap((job) => job.rounds);
     let seconds;
     if (method.local) {
@@ -109,7 +117,7 @@ const Planner = (() => {
     } else {
       seconds = stepSeconds(profile, rehearsal, talk);
     }
-    const sent = rounds.reduce((sum, r) => sum + linkBytes(r, link.workers, link.workers / link.node_size), 0);
+    const sent = rounds.reduce((sum, r) => sum + linkBytes(r, link.workers, nodes), 0);
     return {
       name: method.name, every: method.every, seconds, link_bytes: sent / method.every,
       communicating: Math.max(0, 1 - profile.alone / seconds),

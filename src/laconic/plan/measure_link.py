@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from laconic.plan.bucketed import now
 from laconic.plan.facts import Cost
 from laconic.sim.network import Cable, Call, Kind, Network
 
@@ -35,11 +36,18 @@ class Measured:
     cost: Cost
 
 
-def measure(kind: Kind, *, ranks: int, device: torch.device, half: bool = False) -> Measured:
-    """Time a collective of all ranks over several sizes; every rank must call this."""
+def measure(
+    kind: Kind, *, device: torch.device, group: dist.ProcessGroup | None = None, half: bool = False
+) -> Measured:
+    """Time a collective of a group (None: of all ranks) over several sizes; every rank of it must call this."""
+    ranks = dist.get_world_size(group)
+    if ranks < 2:
+        raise ValueError(
+            f"a link is measured between two ranks at least, got {ranks}. Start more, or write --bandwidth 100."
+        )
     seconds: dict[int, float] = {}
     for size in _SIZES:
-        took = _repeated(kind, size, device=device, half=half, ranks=ranks)
+        took = _repeated(kind, size, device=device, half=half, group=group)
         seconds[size] = took
         # Every rank has the same number: the next size takes eight to sixteen times as long.
         if took > _SECONDS_A_SIZE:
@@ -53,15 +61,15 @@ def ping_pong(*, ranks: int, repeats: int = 40) -> float:
     word = torch.zeros(8, dtype=torch.uint8, device=talking_device())
     for _ in range(repeats):
         dist.barrier()
-        began = time.perf_counter()
+        began = now(word.device)
         if rank == 0:
             dist.send(word, last)
             dist.recv(word, last)
         elif rank == last:
             dist.recv(word, 0)
             dist.send(word, 0)
-        seconds.append((time.perf_counter() - began) / 2)
-    return _agreed(median(seconds))
+        seconds.append((now(word.device) - began) / 2)
+    return _agreed(median(seconds), None)
 
 
 def fit(kind: Kind, seconds: dict[int, float], *, ranks: int) -> Cost:
@@ -86,34 +94,38 @@ def _passing(kind: Kind, size: int, ranks: int) -> tuple[float, float]:
     return second, byte.seconds(Call(kind=kind, size=size))
 
 
-def _repeated(kind: Kind, size: int, *, device: torch.device, half: bool, ranks: int) -> float:
+def _repeated(kind: Kind, size: int, *, device: torch.device, half: bool, group: dist.ProcessGroup | None) -> float:
     dtype = (torch.float16 if half else torch.float32) if kind == "sum" else torch.uint8
     send = torch.zeros(size // dtype.itemsize, dtype=dtype, device=device)
+    ranks = dist.get_world_size(group)
     rows = torch.empty(ranks * send.numel(), dtype=dtype, device=device) if kind == "gather" else send
     took: list[float] = []
     began = time.perf_counter()
     while len(took) < _REPEATS:
-        dist.barrier()
-        took.append(_once(kind, send, rows))
-        if len(took) >= 3 and _agreed(time.perf_counter() - began) > _SECONDS_A_SIZE:
+        dist.barrier(group)
+        took.append(_once(kind, send, rows, group))
+        if len(took) >= 3 and _agreed(time.perf_counter() - began, group) > _SECONDS_A_SIZE:
             break
-    return _agreed(median(took[1:]))
+    return _agreed(median(took[1:]), group)
 
 
-def _once(kind: Kind, send: Tensor, rows: Tensor) -> float:
-    began = time.perf_counter()
-    work = _all_gather(rows, send, async_op=True) if kind == "gather" else dist.all_reduce(send, async_op=True)
+def _once(kind: Kind, send: Tensor, rows: Tensor, group: dist.ProcessGroup | None) -> float:
+    began = now(send.device)
+    gathers = kind == "gather"
+    work = (
+        _all_gather(rows, send, group=group, async_op=True)
+        if gathers
+        else dist.all_reduce(send, group=group, async_op=True)
+    )
     assert work is not None
     work.wait()
-    if send.device.type == "cuda":
-        torch.cuda.synchronize(send.device)
-    return time.perf_counter() - began
+    return now(send.device) - began
 
 
-def _agreed(seconds: float) -> float:
+def _agreed(seconds: float, group: dist.ProcessGroup | None) -> float:
     """Return the longest of the ranks' times: all go on with the same number."""
     told = torch.tensor([seconds], dtype=torch.float64, device=talking_device())
-    dist.all_reduce(told, op=dist.ReduceOp.MAX)
+    dist.all_reduce(told, op=dist.ReduceOp.MAX, group=group)
     return float(told)
 
 
@@ -129,11 +141,11 @@ def casting(buffers: Sequence[Tensor]) -> tuple[tuple[float, ...], tuple[float, 
     for buffer in buffers:
         runs = []
         for _ in range(4):
-            began = time.perf_counter()
+            began = now(buffer.device)
             narrow = buffer.to(torch.float16).div_(2)
-            middle = time.perf_counter()
+            middle = now(buffer.device)
             buffer.copy_(narrow)
-            runs.append((middle - began, time.perf_counter() - middle))
+            runs.append((middle - began, now(buffer.device) - middle))
         there.append(median(run[0] for run in runs[1:]))
         back.append(median(run[1] for run in runs[1:]))
     return tuple(there), tuple(back)

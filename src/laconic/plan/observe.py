@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from pathlib import Path
 from statistics import mean
 
@@ -23,13 +22,13 @@ from laconic.lab.work import Place
 from laconic.method import Method
 from laconic.plan.advise import HALF, PLAIN
 from laconic.plan.facts import Facts, Host, Job, Profile, Rehearsal, Rehearsed, Round, scaled
-from laconic.plan.measure_link import Measured, casting, measure, ping_pong
+from laconic.plan.hosts import gather_crowd, listen
+from laconic.plan.measure_link import casting, talking_device
 from laconic.plan.predict import Link
 from laconic.plan.profile import Seen, invented, profile, within
 from laconic.plan.rehearse import Stage, rehearse, rehearse_local
 from laconic.plan.work import OfSize, Planned
 from laconic.rounds.pace import Pace
-from laconic.sim.network import Kind
 
 # A rehearsal holds some copies of a gradient for each rank.
 _BYTES_AN_ENTRY = 40
@@ -40,6 +39,7 @@ class Effort:
     """How much is measured, and with what; so many ranks are ``sharing`` a host, and work at once.
 
     Where ranks are ``spread`` over hosts, those of every host do; else only that many, and the others just talk.
+    ``measured``: the link's bandwidth and latency are measured, not given.
     """
 
     methods: tuple[str, ...]
@@ -53,38 +53,30 @@ class Effort:
     data_home: str
     device: str = "cpu"
     spread: bool = False
+    measured: bool = False
     quiet: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """What came of it: the facts, and the link, if it was measured."""
+    """What came of it: the facts, the link as given or measured, and the seconds of collectives by size."""
 
     facts: Facts
-    link: Link | None
+    link: Link
     measured: dict[str, dict[int, float]]
 
 
-def observe(work: Planned, effort: Effort, link: Link | None) -> Observed:
-    """Profile the work, measure what talking costs, and rehearse every method. Runs on every rank.
-
-    Without a link it is measured between the ranks.
-    """
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    gpu = effort.device == "cuda"
-    device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
-    with _Show(2 + len(effort.methods), quiet=effort.quiet or rank != 0) as show:
+def observe(work: Planned, effort: Effort, link: Link) -> Observed:
+    """Profile the work, measure what talking costs, and rehearse every method. Runs on every rank."""
+    device = _device(effort)
+    crowd = gather_crowd(sharing=effort.sharing, spread=effort.spread)
+    with _Show(2 + len(_chosen(effort, link)), quiet=effort.quiet or dist.get_rank() != 0) as show:
         show.say("talking")
-        kinds: dict[str, Kind] = {"gather": "gather", "sum": "sum", "half": "sum"}
-        seen = {
-            word: measure(kind, ranks=ranks, device=device, half=word == "half") for word, kind in kinds.items()
-        }
-        found = link or _found(seen, ranks=ranks, node_size=effort.sharing)
-        host, group = _host(seen, effort), _group(effort, rank, ranks)
-        facts = _nothing(host) if group is None else _facts(work, effort, found, host, group, show)
+        heard = listen(link, crowd, measured=effort.measured, busy=_busy(effort), device=device)
+        host, group = heard.host, crowd.group
+        facts = _nothing(host) if group is None else _facts(work, effort, heard.link, host, group, show)
         dist.barrier()
-    times = {word: measured.seconds for word, measured in seen.items()}
-    return Observed(facts=facts, link=None if link is not None else found, measured=times)
+    return Observed(facts=facts, link=heard.link, measured=heard.seconds)
 
 
 class _Show:
@@ -105,17 +97,6 @@ class _Show:
     def say(self, what: str) -> None:
         """Say what comes next."""
         self._bar.update(self._task, description=what, advance=1)
-
-
-def _group(effort: Effort, rank: int, ranks: int) -> dist.ProcessGroup | None:
-    """Return the ranks of this host, which work at once; None: this one only talks."""
-    firsts = range(0, ranks, effort.sharing) if effort.spread else [0]
-    own = None
-    for first in firsts:
-        members = list(range(first, min(ranks, first + effort.sharing)))
-        made = dist.new_group(members)
-        own = made if rank in members else own
-    return own
 
 
 def _facts(work: Planned, effort: Effort, link: Link, host: Host, group: dist.ProcessGroup, show: _Show) -> Facts:
@@ -144,10 +125,10 @@ def _facts(work: Planned, effort: Effort, link: Link, host: Host, group: dist.Pr
 
 def _profiled(work: Planned, effort: Effort, group: dist.ProcessGroup) -> Seen:
     if isinstance(work, OfSize):
-        return invented(work, entries=effort.entries)
+        return invented(work, entries=effort.entries, device=_device(effort))
     torch.manual_seed(dist.get_rank())
     place = Place(
-        rank=0, ranks=1, device=torch.device(effort.device), seed=dist.get_rank(), batch=1,
+        rank=0, ranks=1, device=_device(effort), seed=dist.get_rank(), batch=1,
         data_home=Path(effort.data_home),
     )  # fmt: skip
     subject = work.subject(place)
@@ -179,10 +160,10 @@ def _rehearsed(
     method: Method, word: str, stage: Stage, worlds: Sequence[int], group: dist.ProcessGroup
 ) -> Rehearsed:
     """Rehearse on worlds of several sizes, all ranks of this machine at once."""
-    most = max(2, _free_bytes() // dist.get_world_size(group) // (_BYTES_AN_ENTRY * stage.model().numel))
-    sizes = [ranks for ranks in worlds if ranks <= most] or [2]
-    by_nodes = isinstance(method.exchange, TwoLevel)
-    rehearsals, every, own = [], 1, 0.0
+    node_size = method.exchange.node_size or 1 if isinstance(method.exchange, TwoLevel) else 1
+    at_once = dist.get_world_size(group) * node_size
+    sizes = worlds_within(_least(_free_bytes(), group), worlds, entries=stage.model().numel, at_once=at_once)
+    rehearsals, every, own = [], 1, [0.0]
     for ranks in sizes:
         if dist.get_world_size(group) > 1:
             dist.barrier(group)
@@ -191,12 +172,23 @@ def _rehearsed(
             continue
         local = rehearse_local(method, stage, ranks=ranks)
         every = 1 if method.local.start is None else Pace(method.local.period).every
-        own = local.step
+        own = [local.step] * dist.get_world_size(group)
+        dist.all_gather_object(own, local.step, group=group)
         rehearsals.append(_mean(local.exchange, group))
     return Rehearsed(
         name=word, setting=repr(method), rehearsals=tuple(rehearsals), local=method.local is not None,
-        every=every, step=own, node_size=2 if by_nodes else 1,
+        every=every, step=mean(own), node_size=node_size,
     )  # fmt: skip
+
+
+def worlds_within(free: int, worlds: Sequence[int], *, entries: int, at_once: int) -> list[int]:
+    """Return the worlds that so many bytes have room for, or one of 2; ``at_once`` ranks here for each worker.
+
+    >>> [worlds_within(1_000_000, (2, 4), entries=5000, at_once=ranks) for ranks in (1, 2, 9)]
+    [[2, 4], [2], [2]]
+    """
+    most = free // (_BYTES_AN_ENTRY * entries * at_once)
+    return [ranks for ranks in worlds if ranks <= most] or [2]
 
 
 def _mean(own: Rehearsal, group: dist.ProcessGroup) -> Rehearsal:
@@ -245,24 +237,13 @@ def _half(seen: Seen, group: dist.ProcessGroup) -> Rehearsed:
     return Rehearsed(name=HALF, setting="fp16_compress_hook", rehearsals=(one,))
 
 
-def _host(seen: dict[str, Measured], effort: Effort) -> Host:
-    cores = os.cpu_count() or 1
-    # A GPU leaves the cores to gloo.
-    busy = effort.device == "cpu" and effort.sharing * torch.get_num_threads() >= cores
-    return Host(gather=seen["gather"].cost, sum=seen["sum"].cost, half=seen["half"].cost, busy=busy)
+def _device(effort: Effort) -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device()) if effort.device == "cuda" else torch.device("cpu")
 
 
-def _found(seen: dict[str, Measured], *, ranks: int, node_size: int) -> Link:
-    """Return the link as gathering and adding up were seen to take."""
-    costs = [seen["gather"].cost, seen["sum"].cost]
-    per_byte, latency = mean(c.per_byte for c in costs), mean(c.latency for c in costs)
-    return Link(
-        workers=ranks,
-        bandwidth=8e-6 / per_byte if per_byte > 0 else inf,
-        latency=1e3 * max(latency, ping_pong(ranks=ranks)),
-        node_size=node_size if node_size < ranks and ranks % node_size == 0 else 1,
-        measured=True,
-    )
+def _busy(effort: Effort) -> bool:
+    """Whether the work leaves gloo no core; a GPU leaves it all."""
+    return effort.device == "cpu" and effort.sharing * torch.get_num_threads() >= (os.cpu_count() or 1)
 
 
 def _nothing(host: Host) -> Facts:
@@ -273,3 +254,10 @@ def _nothing(host: Host) -> Facts:
 def _free_bytes() -> int:
     """Return the memory that is left; on systems that do not tell, as much as is enough."""
     return 1024 * (kilobytes("/proc/meminfo", "MemAvailable") or 1 << 30)
+
+
+def _least(own: int, group: dist.ProcessGroup) -> int:
+    """Return the least that a rank of the group has: all go on with the same number."""
+    told = torch.tensor([own], dtype=torch.int64, device=talking_device())
+    dist.all_reduce(told, op=dist.ReduceOp.MIN, group=group)
+    return int(told)

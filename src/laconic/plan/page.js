@@ -36,11 +36,11 @@ function element(name, attributes, text) {
 
 function advice(rows) {
   const named = Object.fromEntries(rows.map((row) => [row.name, row]));
-  const best = rows.find((row) => known.includes(row.name)), plain = named.ddp, half = named["ddp-fp16"];
+  const best = rows.find((row) => row.name in known), plain = named.ddp, half = named["ddp-fp16"];
   if (plain.seconds <= 1.1 * best.seconds) return "Don\u2019t: plain DDP is within 10% of the best.";
-  if (half && half.seconds <= 1.1 * best.seconds) return "PyTorch\u2019s fp16 hook is enough: it is within 10% of the best.";
+  if (half && half.seconds <= 1.1 * best.seconds) return "PyTorch\u2019s fp16 hook is enough: it is within 10% of the best. " + known[half.name];
   return `${best.name}: ${three(plain.seconds / best.seconds)} times faster than plain DDP`
-    + (half ? `, ${three(half.seconds / best.seconds)} times faster than its fp16 hook.` : ".");
+    + (half ? `, ${three(half.seconds / best.seconds)} times faster than its fp16 hook.` : ".") + ` ${known[best.name]}`;
 }
 
 function drawTable(rows) {

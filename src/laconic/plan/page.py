@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from laconic.lab.report.markup import json_in_script
-from laconic.plan.advise import is_known
+from laconic.plan.advise import is_known, reached
 from laconic.plan.facts import Facts
 from laconic.plan.predict import Link
 from laconic.sim.network import HEADERS
@@ -84,7 +84,7 @@ def told(facts: Facts, link: Link) -> dict[str, Any]:
     return {
         "facts": data,
         "link": given | {"headers": HEADERS},
-        "known": [name for name in names if is_known(name)],
+        "known": {method.name: reached(method) for method in facts.methods if is_known(method.name)},
         "looks": {name: _PLAIN if name == "ddp" else next(hues) for name in names},
         "words": f"{words}{invented}; latency {link.latency:.3g} ms{nodes}",
     }

@@ -14,23 +14,25 @@ A step that exchanges gradients, as DDP runs it::
     now += (backward - ready[-1]) + optimizer
 
 The line carries one collective at a time, in the order they were put on it: ``done = max(put, done of the one
-before) + wire + host``. ``wire`` is what the link takes (``sim.network``), ``host`` what the host takes for the
-same collective where no link is in the way. Where ranks keep all cores busy, that work also delays the rest of
-backward. A measured link has the host's part in it already.
+before) + rounds * (latency of the link + of the host) + bytes * max(time a byte of the link, of the host)``, as
+``sim.network`` counts rounds and bytes. The host's part is what it takes for such a collective where no link is in
+the way: it copies and adds up some bytes while the link carries others, so the slower of the two counts. Where
+ranks keep all cores busy, that work also delays the rest of backward. A measured link has the host's part in it.
 
 A step of a local method is ``alone + step``; once in ``every`` steps ``closing`` and all rounds follow, in turn.
-``page.js`` has the same formula.
+A method that goes by nodes is rehearsed among nodes, and predicted for as many as the link has. ``formula.js`` has
+the same formula.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from laconic.arguments import check_number, check_whole
-from laconic.plan.facts import Facts, Host, Profile, Rehearsal, Rehearsed, Round
+from laconic.plan.facts import Cost, Facts, Host, Profile, Rehearsal, Rehearsed, Round
 from laconic.sim.network import HEADERS, Cable, Network
 
 
@@ -96,7 +98,11 @@ class Talk:
             return host.of(asked).seconds(asked.call, ranks=link.workers, node_size=link.node_size)
 
         def line(asked: Round) -> float:
-            return network.seconds(asked.call) + (0.0 if link.measured else own(asked))
+            if link.measured:
+                return network.seconds(asked.call)
+            cost = host.of(asked)
+            cables = tuple(_with_host(cable, cost) for cable in network.cables)
+            return replace(network, cables=cables, inside=_with_host(network.inside, cost)).seconds(asked.call)
 
         return Talk(line=line, host=own, busy=host.busy)
 
@@ -104,13 +110,14 @@ class Talk:
 def predict(facts: Facts, method: Rehearsed, link: Link) -> Prediction:
     """Return what a step of a method takes over a link."""
     talk, profile = Talk.over(link, facts.host), facts.profile
-    rehearsal = method.among(link.workers // method.node_size)
+    nodes = link.workers // link.node_size
+    rehearsal = method.among(nodes if method.node_size > 1 else link.workers)
     if method.local:
         seconds = local_seconds(profile, rehearsal, talk, every=method.every, step=method.step)
     else:
         seconds = step_seconds(profile, rehearsal, talk)
     rounds = [r for job in rehearsal.jobs for r in job.rounds]
-    sent = sum(link_bytes(r, ranks=link.workers, nodes=link.workers // link.node_size) for r in rounds)
+    sent = sum(link_bytes(r, ranks=link.workers, nodes=nodes) for r in rounds)
     return Prediction(
         name=method.name,
         seconds=seconds,
@@ -171,6 +178,13 @@ def link_bytes(asked: Round, *, ranks: int, nodes: int) -> float:
         return (count - 1) * asked.size / count
     # One that sends alone has it passed on: each rank but the last few sends it once or so.
     return (count - 1) * asked.size / (count if asked.senders == 1 or asked.kind == "broadcast" else 1)
+
+
+def _with_host(cable: Cable, cost: Cost) -> Cable:
+    """Return a cable that is as slow as the slower of the two, with the latencies of both."""
+    per_byte = max(cable.per_byte, cost.per_byte)
+    rate = 8.0 / per_byte if per_byte > 0 else inf
+    return Cable(bits_per_second=rate, latency=cable.latency + cost.latency, headers=0.0)
 
 
 def _begun(rehearsal: Rehearsal, *, bucket: int) -> list[int]:

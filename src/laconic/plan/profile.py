@@ -65,16 +65,18 @@ def profile(subject: Subject, *, group: dist.ProcessGroup, steps: int, warmup: i
         ready.append([stamp - wrapped[-1][3] for stamp in bucketed.stamps])
         if bucketed.gradients:
             kept.append(tuple(bucketed.gradients))
-    seen = _seen(subject.model, group, alone[-steps:], wrapped[-steps:], ready[-steps:], bucketed, kept)
+    # The first steps have other buckets than the rest.
+    alone, wrapped, ready = (steps_of[_SETTLED:][-steps:] for steps_of in (alone, wrapped, ready))
+    seen = _seen(subject.model, group, alone, wrapped, ready, bucketed, kept)
     return replace(seen, momentum=_momentum(optimizer))
 
 
-def invented(work: OfSize, *, entries: int, seed: int = 0) -> Seen:
+def invented(work: OfSize, *, entries: int, device: torch.device | None = None, seed: int = 0) -> Seen:
     """Lay an invented model out, with normal gradients; DDP's copies into buckets are timed here."""
     whole, draw = work.layout(), torch.Generator().manual_seed(seed)
     buckets = in_buckets(whole)
     kept = _within(buckets, entries)
-    gradients = tuple(torch.randn(b.numel, generator=draw) for b in kept)
+    gradients, other = (tuple(torch.randn(b.numel, generator=draw).to(device) for b in kept) for _ in range(2))
     copy = _copying(gradients) * whole.numel / sum(b.numel for b in kept)
     forward, backward = work.parts()
     sizes, ready, done = tuple(b.numel for b in buckets), [], 0
@@ -90,7 +92,6 @@ def invented(work: OfSize, *, entries: int, seed: int = 0) -> Seen:
         sizes=sizes,
         invented=True,
     )
-    other = tuple(torch.randn(b.numel, generator=draw) for b in kept)
     # Most who train with SGD have momentum.
     return cut(Seen(profile=seen, buckets=buckets, gradients=(gradients, other), momentum=0.9), kept)
 
@@ -202,10 +203,10 @@ def _copying(tensors: Sequence[Tensor]) -> float:
     into = [torch.empty_like(t) for t in tensors]
     seconds = []
     for _ in range(4):
-        began = time.perf_counter()
+        began = now(tensors[0].device)
         for to, t in zip(into, tensors, strict=True):
             to.copy_(t)
-        seconds.append(time.perf_counter() - began)
+        seconds.append(now(tensors[0].device) - began)
     return median(seconds[1:])
 
 

@@ -97,7 +97,7 @@ def rehearse(method: Method, stage: Stage, *, ranks: int) -> Rehearsal:
     """Have so many workers exchange gradients by a method, bucket by bucket; a worker may be a node."""
     node_size = method.exchange.node_size or 1 if isinstance(method.exchange, TwoLevel) else 1
     seen: list[list[_Step]] = [[] for _ in range(ranks * node_size)]
-    world = _World(ranks * node_size, node_size=node_size, network=stage.network)
+    world = _World(ranks * node_size, node_size=node_size, stage=stage)
 
     def rank(ear: Ear) -> None:
         reducer = _reducer(method, stage, ear, world.clock)
@@ -127,7 +127,7 @@ def rehearse_local(method: Method, stage: Stage, *, ranks: int) -> LocalSeen:
     care: Buffers = "keep" if method.local.buffers == "keep" else "average"
     local = replace(method.local, period=Every(steps=_EVERY), start=start, buffers=care)
     brief = replace(method, local=local)
-    world = _World(ranks, node_size=1, network=stage.network)
+    world = _World(ranks, node_size=1, stage=stage)
     plain: list[float] = []
     chains: list[list[list[float | Call]]] = [[] for _ in range(ranks)]
 
@@ -158,10 +158,10 @@ def rehearse_local(method: Method, stage: Stage, *, ranks: int) -> LocalSeen:
 class _World:
     """Ranks in threads that take turns."""
 
-    def __init__(self, ranks: int, *, node_size: int, network: Network | None) -> None:
+    def __init__(self, ranks: int, *, node_size: int, stage: Stage) -> None:
         self._lockstep = Lockstep(ranks, threaded=True, node_size=node_size)
-        self._turn, self.clock = threading.Lock(), Clock(network)
-        self._ears = [Ear(port, self._turn, self.clock) for port in self._lockstep.ports]
+        self._turn, self.clock = threading.Lock(), Clock(stage.network)
+        self._ears = [Ear(port, self._turn, self.clock, stage.device) for port in self._lockstep.ports]
         self._ends: dict[int, bool] = {}
 
     def over(self, step: int, stage: Stage, until: float) -> bool:

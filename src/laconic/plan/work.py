@@ -127,7 +127,7 @@ class OfSize:
     layers: int = 12
 
     def __post_init__(self) -> None:
-        check_whole("parameters", self.parameters, 1, "Write laconic plan params 25_000_000.")
+        check_whole("params", self.parameters, 1, "Write --params 25_000_000.")
         check_number("step-seconds", self.step_seconds, 0.0, "Write --step-seconds 0.3.")
         check_whole("layers", self.layers, 1, "Write --layers 12.")
 

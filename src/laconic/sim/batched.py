@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-# Gradients that are held at once, in entries.
+# Gradients that are computed at once, in entries; in the end those of all ranks are held.
 _AT_ONCE = 1 << 26
-# Batched sums are added up in another order; what differs by more is no rounding.
+# Batched sums are added up in another order; what differs by more of the largest entry is no rounding.
 _TOLERANCE = 1e-3
+# Gradients that are zero on paper (those of biases that softmax takes out again) are rounding and nothing else.
+_ROUNDING = 1e-6
 
 
 class Lossy(Protocol):
@@ -131,24 +133,40 @@ def tried(works: Sequence[Lossy], batches: Sequence[Any], *, alike: bool) -> Ver
     if made is None:
         return Verdict(reason=f"it cannot be batched: {why}")
     alone, seconds = _alone(works[-1], batches[-1])
-    pairs = [(alone.loss, made.loss), *((grad, made.grads[name]) for name, grad in alone.grads.items())]
-    most = max(float(one.abs().max()) for one, _ in pairs)
-    if any(float((one - other).abs().max()) > _TOLERANCE * most for one, other in pairs):
-        return Verdict(reason="batched gradients are not those that a rank gets alone")
+    unlike = _unlike(alone, made)
+    if unlike:
+        return Verdict(reason=f"batched gradients are not those that a rank gets alone: {unlike} differs")
     return Verdict(reason="", alike=one_set, seconds=seconds)
+
+
+def _unlike(one: Made, other: Made) -> str:
+    """Name what is not the same but for rounding, each measured by its own largest entry; empty: nothing."""
+    rounding = _ROUNDING * max(_most(grad) for grad in one.grads.values())
+    pairs = {"the loss": (one.loss, other.loss)}
+    pairs |= {f"that of {name}": (grad, other.grads[name]) for name, grad in one.grads.items()}
+    for name, (mine, theirs) in pairs.items():
+        # What is no number is not within anything.
+        if not _most(mine - theirs) <= _TOLERANCE * _most(mine) + rounding:
+            return name
+    return ""
+
+
+def _most(tensor: Tensor) -> float:
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
 def _alone(work: Lossy, batch: Any) -> tuple[Made, float]:
     """Return what a rank gets by itself, and the least that it took of a few times; nothing is left behind."""
-    state, seconds = work.state_dict(), []
-    names, parameters = zip(*work.model.named_parameters(), strict=True)
+    state, seconds, loss_of = work.state_dict(), [], _LossOf(work)
+    # Others: whoever hears of the model's own gradients would take these for a step's.
+    held = {name: p.detach().requires_grad_() for name, p in work.model.named_parameters()}
     for _ in range(3):
         began = time.perf_counter()
-        loss = work.loss(work.model, batch)
-        grads = torch.autograd.grad(loss, parameters, materialize_grads=True)
+        loss = functional_call(loss_of, {f"model.{name}": p for name, p in held.items()}, (batch,))
+        grads = torch.autograd.grad(loss, list(held.values()), materialize_grads=True)
         seconds.append(time.perf_counter() - began)
         work.load_state_dict(state)
-    return Made(loss=loss.detach(), grads=dict(zip(names, grads, strict=True)), state=state), min(seconds)
+    return Made(loss=loss.detach(), grads=dict(zip(held, grads, strict=True)), state=state), min(seconds)
 
 
 class _Hand(torch.autograd.Function):

@@ -23,18 +23,22 @@ class RankClock:
         self.steps = 0
         self._since: float | None = None
         self._runs, self.looking = True, True
+        # What came while the run was looked at, of what was asked for before, is heard when the clock runs again.
+        self.due = 0.0
         self._factor, self._law, self._paid, self._made = pace.factor(rank, step=0), 0.0, 0.0, 0
         # What forward and backward take where they are not measured, though all else is.
-        self.supposed: float | None = None
+        self._supposed: float | None = None
 
     def now(self) -> float:
         """Return the time."""
         return self._pace.after(self._rank, self._base, self._worked + self._measured())
 
     def start(self) -> None:
-        """Let the clock run."""
+        """Let the clock run; what is still under way is waited for."""
         self.looking = False
         self._watch()
+        self.wait_until(self.due)
+        self.due = 0.0
 
     def stop(self) -> None:
         """Let the clock stand; what was worked is paid for."""
@@ -48,7 +52,7 @@ class RankClock:
         self.steps += 1
         self._rest_until(self.now())
         self._factor = self._pace.factor(self._rank, step=number)
-        law = self._pace.seconds if self._pace.seconds is not None else self.supposed
+        law = self._pace.seconds if self._pace.seconds is not None else self._supposed
         self._law, self._paid, self._made = (law or 0.0) * self._factor, 0.0, 0
 
     def made(self, entries: int) -> None:
@@ -61,6 +65,12 @@ class RankClock:
         if self._since is not None:
             self._worked += seconds * self._factor
 
+    def suppose(self, seconds: float | None) -> None:
+        """Let forward and backward take so long from the next step on; None: they are measured, from now on."""
+        self._supposed = seconds
+        if seconds is None and self._pace.seconds is None:
+            self._law = self._paid = 0.0
+
     def waits(self) -> None:
         """The rank works no more."""
         self._unwatch()
@@ -70,6 +80,13 @@ class RankClock:
         """The rank works again."""
         self._runs = True
         self._watch()
+
+    def hears(self, second: float) -> None:
+        """What the rank has asked for comes at a second: let it wait, or later if the run is looked at."""
+        if self.looking:
+            self.due = max(self.due, second)
+        else:
+            self.wait_until(second)
 
     def wait_until(self, second: float) -> None:
         """Let the rank wait until a second, if that has not come."""

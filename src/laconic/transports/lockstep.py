@@ -36,6 +36,7 @@ class _Running:
     future: Future[Any]
     label: str
     request: Request
+    counts: bool
     asked: float = 0.0
 
 
@@ -137,7 +138,8 @@ class Lockstep:
             requests, before = [h.request for h in heads], [self.watch.now(port.rank) for port in self.ports]
             circles = sorted({port.circle(requests[0]) for port in self.ports}, key=lambda circle: circle.start)
             replies = self._replies(requests, circles)
-            self.watch.answered(requests, [h.asked for h in heads], circles)
+            if all(h.counts for h in heads):
+                self.watch.answered(requests, [h.asked for h in heads], circles)
             for port, head, reply in zip(self.ports, heads, replies, strict=True):
                 port.blocked_seconds += self.watch.now(port.rank) - before[port.rank]
                 self.watch.goes_on(port.rank)
@@ -171,7 +173,8 @@ class Port:
 
     def start(self, steps: Generator[Request, Reply, T], *, label: str) -> Future[T]:
         """Run the exchange to its first request."""
-        running = _Running(steps, Future(), label, AllGather(send=torch.empty(0)))
+        counts = self._world.watch.counts(self.rank)
+        running = _Running(steps, Future(), label, AllGather(send=torch.empty(0)), counts)
         self.advance(running, None)
         return running.future
 
@@ -191,9 +194,7 @@ class Port:
         if self.world_size == 1:
             return
         if not self._world.threaded:
-            raise LaconicError(
-                "a broadcast waits for every rank: make the world with Lockstep(..., threaded=True)."
-            )
+            raise LaconicError("a broadcast waits for every rank: make the world by Lockstep(..., threaded=True).")
         size = tensor.numel() * tensor.element_size()
         self.wire_bytes += size if self.rank == 0 else 0
         self.link_bytes += size * passed_on(self.rank, self.world_size)
@@ -222,7 +223,7 @@ class Port:
                 place, ranks = circle.index(self.rank), len(circle)
                 self.link_bytes += link_bytes(running.request, place=place, ranks=ranks)
                 self.collectives += 1
-        running.asked = self._world.watch.now(self.rank)
+        running.asked = self._world.watch.asks(self.rank)
         self.running.append(running)
 
     def circle(self, request: Request) -> range:
@@ -246,9 +247,7 @@ def _reply(requests: list[Request]) -> list[Reply]:
     if isinstance(first, AllToAll):
         return _dealt([r for r in requests if isinstance(r, AllToAll)])
     total = ring_sum(tensors)
-    for tensor in tensors:
-        tensor.copy_(total)
-    return list(tensors)
+    return [tensor.copy_(total) for tensor in tensors]
 
 
 def _dealt(requests: list[AllToAll]) -> list[Reply]:

@@ -42,8 +42,16 @@ class Watch(Protocol):
         """The rank works again."""
         ...
 
+    def asks(self, rank: int) -> float:
+        """Return when a rank that asks now can have asked: not before it heard what came before."""
+        ...
+
+    def counts(self, rank: int) -> bool:
+        """Whether what a rank starts now takes time."""
+        ...
+
     def answered(self, requests: Sequence[Request], asked: Sequence[float], circles: Sequence[range]) -> None:
-        """Every rank has asked, each at its time, and those of a circle have their answer."""
+        """Every rank has asked, each at its time, and those of a circle have their answer, which took time."""
         ...
 
     def spread(self, size: int) -> None:
@@ -63,6 +71,14 @@ class Unwatched:
 
     def goes_on(self, rank: int) -> None:
         """It is no matter."""
+
+    def asks(self, rank: int) -> float:  # noqa: ARG002
+        """It is always the same moment."""
+        return 0.0
+
+    def counts(self, rank: int) -> bool:  # noqa: ARG002
+        """Nothing takes time."""
+        return False
 
     def answered(self, requests: Sequence[Request], asked: Sequence[float], circles: Sequence[range]) -> None:
         """It took no time."""

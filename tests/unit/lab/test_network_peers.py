@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+from contextlib import contextmanager
+from datetime import timedelta
+from types import SimpleNamespace
 
-from laconic.lab.peers import SHIPPED, Ours, peer_of
+import pytest
+import torch
+import torch.distributed as dist
+
+from laconic.lab.peers import SHIPPED, Ours, peer_of, torchft_diloco, torchft_local
+from laconic.lab.peers.torchft_manager import patience
 
 OWN = """
 from dataclasses import dataclass
@@ -62,6 +69,39 @@ def test_a_file_brings_a_peer_of_its_own(tmp_path):
         peer_of(str(path))
     with pytest.raises(FileNotFoundError, match="no file"):
         peer_of(str(tmp_path / "none.py"))
+
+
+@pytest.mark.parametrize("module", [torchft_local, torchft_diloco])
+def test_torchft_is_shut_down_where_its_context_cannot_be_entered(module, monkeypatch):
+    told: list[str] = []
+
+    @contextmanager
+    def managed():
+        try:
+            yield "manager"
+        finally:
+            told.append("shut down")
+
+    def refuse(manager, *_, **__):
+        told.append(manager)
+        raise TypeError("no such setting")
+
+    monkeypatch.setattr(module, "managed", managed)
+    monkeypatch.setattr(module, "import_module", lambda _: SimpleNamespace(LocalSGD=refuse, DiLoCo=refuse))
+    model = torch.nn.Linear(2, 2)
+    peer = peer_of(module.__name__.rsplit(".", 1)[1].replace("_", "-"))
+    with pytest.raises(TypeError, match="no such setting"):
+        peer.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert told == ["manager", "shut down"]
+
+
+def test_torchft_waits_as_long_as_the_group_does():
+    waits = timedelta(seconds=7)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=waits)
+    try:
+        assert patience() == waits
+    finally:
+        dist.destroy_process_group()
 
 
 def test_an_unknown_name_is_told_what_there_is():

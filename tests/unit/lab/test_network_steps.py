@@ -1,20 +1,35 @@
-"""The benchmark of steps on loopback with a tiny model: its rows, peers that fail, its page, its options."""
+"""The benchmark of steps on loopback with a tiny model; and what else wants real ranks, with the same crew."""
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import os
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
+import torch
 
-from laconic.lab.network import hosts, steps
+from laconic.lab.launch import RankError
+from laconic.lab.network import steps
+from laconic.lab.network.crew import run_crew
 from laconic.lab.network.plots import page
+from laconic.lab.network.race import Entry, race
 from laconic.lab.network.step_rows import rows_of
 from laconic.lab.network.step_table import floor, table
-from laconic.lab.network.step_visits import Visits
+from laconic.lab.network.step_visits import Course, Visits, visit_all, warmup_periods
 from laconic.lab.network.steps import BenchSteps
+from laconic.lab.peers import SHIPPED, peer_of
+from laconic.lab.tasks import Lm
+from laconic.lab.training import Training
+from unit.lab import network_works
 
 pytestmark = pytest.mark.timeout(100)
+TRAINED = tuple(word for word in (*SHIPPED, "topk:density=0.1", "spartan") if not peer_of(word).missing())
 PEER = """
 from dataclasses import dataclass
 import torch, torch.distributed as dist
@@ -37,61 +52,156 @@ PEER = Own()
 """
 
 
-@pytest.fixture
-def own(tmp_path):
-    """Return what writes a peer into a file."""
+def visit_train_and_race(course: Course, words: tuple[str, ...], entry: Entry) -> dict[str, Any]:
+    """Do one after the other what would have a crew of its own each, which takes seconds to start."""
+    return {"visited": visit_all(course), "trained": network_works.several(words), "raced": race(entry)}
 
-    def write(name: str, second: str = "pass", missing: str = "") -> str:
-        path = tmp_path / f"{name}.py"
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """What one run made: its file, page and table; and what else the ranks did, and said."""
+
+    result: dict[str, Any]
+    page: str
+    printed: str
+    ranks: list[dict[str, Any]]
+    heard: list[str]
+
+    @property
+    def rows(self) -> dict[str, dict[str, Any]]:
+        return {row["peer"]: row for row in self.result["rows"]}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Run the benchmark with a peer that fails and one that hangs; then every shipped peer, and a race."""
+    folder = tmp_path_factory.mktemp("made")
+
+    def own(name: str, second: str = "pass", missing: str = "") -> str:
+        path = folder / f"{name}.py"
         path.write_text(PEER.format(name=name, second=second, missing=missing))
         return str(path)
 
-    return write
-
-
-def test_rows_of_a_run_in_which_one_peer_fails_and_one_hangs(tmp_path, own, capsys, monkeypatch):
-    monkeypatch.setattr(steps, "_LEAST_PATIENCE_SECONDS", 4.0)
-    file, shown = tmp_path / "out.json", tmp_path / "page.html"
     failing = (own("raises", "raise ValueError('not on gloo')"), own("hangs", "dist.recv(torch.zeros(1), 0)"))
-    peers = ("post-local:4", own("fine"), *failing, own("absent", missing="it is not here"))
-    BenchSteps(
-        hosts=(2,), loopback=True, layers=2, width=64, warmup=1, steps=4, rounds=1, peers=peers,
-        methods=("topk", "celgc:every=2"), json=file, page=shown,
-    ).run()  # fmt: skip
-    result = json.loads(file.read_text())
-    assert result["parameters"] == 2 * 64 * 65
-    assert result["options"]["rates"][0] is None
-    [link] = result["links"]
+    bench = BenchSteps(
+        hosts=(2,), loopback=True, layers=2, width=64, warmup=0, steps=4, rounds=1,
+        peers=(own("fine"), *failing, own("absent", missing="it is not here")), methods=("topk", "celgc:every=2"),
+        json=folder / "out.json", page=folder / "page.html",
+    )  # fmt: skip
+    task = Lm(hidden=16, embedding=8, length=8)
+    entry = Entry(
+        competitor="spartan", rate=4.0, task=task, training=Training(batch=2).filled(task.choice()),
+        data_home=folder, steps=8, eval_every=4, valid_examples=200,
+    )  # fmt: skip
+    ranks: list[dict[str, Any]] = []
+    heard: list[str] = []
+
+    def one_crew(number: int, _: object, course: Course, *, hear: Callable[[str], None], **more: Any):
+        def listen(said: str) -> None:
+            heard.append(said)
+            if said[0].isdigit():
+                hear(said)
+
+        ranks.extend(run_crew(number, visit_train_and_race, course, TRAINED, entry, hear=listen, **more))
+        return [told["visited"] for told in ranks]
+
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patched, redirect_stdout(printed):
+        patched.setattr(steps, "_LEAST_PATIENCE_SECONDS", 4.0)
+        patched.setattr(steps, "run_crew", one_crew)
+        bench.run()
+    result = json.loads((folder / "out.json").read_text())
+    text = (folder / "page.html").read_text()
+    return Made(result=result, page=text, printed=printed.getvalue(), ranks=ranks, heard=heard)
+
+
+def test_rows_of_a_run(made):
+    assert made.result["parameters"] == 2 * 64 * 65
+    assert made.result["options"]["rates"][0] is None
+    [link] = made.result["links"]
     assert 0 < link["latency_p10"] <= link["latency_seconds"]
     assert link["bits_per_second"] > 0
-    rows = {row["peer"]: row for row in result["rows"]}
-    ran = ["ddp", "alone", "post-local:4", "fine", "topk", "celgc:every=2", "ddp again"]
+    rows, ran = made.rows, ["ddp", "alone", "fine", "topk", "celgc:every=2", "ddp again"]
     assert [name for name in rows if rows[name]["failed"] is None] == ran
-    _check_failures(rows)
     for name in ran:
         row = rows[name]
         assert (row["hosts"], row["megabits"], row["loopback"], row["interface_bytes"]) == (2, None, True, None)
         assert row["p10"] <= row["milliseconds"] <= row["p90"]
         assert sum(row["split"].values()) == pytest.approx(row["milliseconds"])
-    timed = {name: len(rows[name]["seconds"]) for name in ("ddp", "post-local:4", "celgc:every=2")}
-    assert timed == {"ddp": 4, "post-local:4": 2, "celgc:every=2": 2}, "periods"
+    timed = {name: len(rows[name]["seconds"]) for name in ("ddp", "celgc:every=2")}
+    assert timed == {"ddp": 4, "celgc:every=2": 2}, "periods"
     assert rows["topk"]["link_bytes"] > 0
     assert "density=0.001" in rows["topk"]["setting"]
     assert rows["ddp"]["link_bytes"] is None
     assert rows["ddp"]["times_faster"] == 1
-    printed = capsys.readouterr().out
-    assert "the floor:" in printed
-    assert "absent: not run: it is not here" in printed
-    assert "Plotly.newPlot('figure0'" in shown.read_text()
+    assert "the floor:" in made.printed
+    assert "absent: not run: it is not here" in made.printed
+    assert "Plotly.newPlot('figure0'" in made.page
 
 
-def _check_failures(rows):
+def test_a_peer_that_fails_or_hangs_is_told_and_the_others_go_on(made):
+    rows = made.rows
     assert rows["absent"]["failed"] == "not run: it is not here"
     assert rows["raises"]["failed"] == "failed: ValueError: not on gloo"
     assert rows["hangs"]["failed"].startswith("failed: ")
     assert rows["hangs"]["milliseconds"] is None
-    assert table(list(rows.values()), {"hosts": 2, "megabits": None, "loopback": True}).row_count == 7
+    assert table(list(rows.values()), {"hosts": 2, "megabits": None, "loopback": True}).row_count == 6
     assert "raises: failed: ValueError: not on gloo" in floor(list(rows.values()))
+
+
+def test_every_shipped_peer_trains_and_leaves_the_ranks_with_equal_weights(made):
+    first, second = (told["trained"] for told in made.ranks)
+    for word in TRAINED:
+        assert first[word]["after"].isfinite().all(), word
+        assert not torch.equal(first[word]["after"], first[word]["before"]), word
+        assert torch.equal(first[word]["after"], second[word]["after"]) == (word != "alone"), word
+    # By different roads: both average models after every fourth step.
+    if "torchft-local" in TRAINED:
+        torch.testing.assert_close(first["torchft-local"]["after"], first["post-local"]["after"])
+
+
+def test_ranks_know_their_places_meet_and_are_heard(made):
+    first, second = (told["trained"] for told in made.ranks)
+    assert first["met"] == second["met"] == [[10.0 * turn, 10.0 * turn + 1] for turn in range(5)]
+    assert "has left" in first["left"]
+    assert "ranks [1] did not come" in first["late"]
+    here, there = first["place"], second["place"]
+    assert (here["RANK"], there["RANK"]) == ("0", "1")
+    assert (here["WORLD_SIZE"], here["GLOO_SOCKET_IFNAME"], here["threads"]) == ("2", "lo", 1)
+    for place in (here, there):
+        with pytest.raises(ProcessLookupError):
+            os.kill(place["pid"], 0)
+    assert made.heard[-1] == "one of 2"
+
+
+def test_ranks_of_a_race_see_the_same_curve(made):
+    first, second = (told["raced"] for told in made.ranks)
+    assert [seen.step for seen in first.curve] == [4, 8]
+    assert first.curve == second.curve
+    assert first.link_bytes > 0
+
+
+def test_a_crew_that_fails_is_told_and_the_next_pair_is_measured(tmp_path, capsys, monkeypatch):
+    def crew(number: int, *_: object, **__: object) -> list[dict[str, Any]]:
+        if number == 2:
+            raise RankError("rank 1 was ended by SIGKILL")
+        return [{"transfer": None, "visits": [_seen("ddp", [0.1])]}]
+
+    monkeypatch.setattr(steps, "run_crew", crew)
+    file = tmp_path / "out.json"
+    BenchSteps(hosts=(2, 1), loopback=True, peers=(), methods=(), json=file).run()
+    result = json.loads(file.read_text())
+    assert [link.get("failed") for link in result["links"]] == ["rank 1 was ended by SIGKILL", None]
+    assert [(row["hosts"], row["peer"]) for row in result["rows"]] == [(1, "ddp")]
+    assert "2 ranks, loopback: rank 1 was ended by SIGKILL" in capsys.readouterr().out
+    with pytest.raises(RankError, match="not one pair of hosts and rate came to its end"):
+        BenchSteps(hosts=(2,), loopback=True, peers=(), methods=()).run()
+
+
+def test_two_steps_at_least_are_not_timed():
+    assert warmup_periods(0, 1) == range(2, 3)
+    assert warmup_periods(5, 1) == range(2, 6)
+    assert warmup_periods(0, 4) == range(1, 2)
 
 
 def _seen(name: str, seconds: list[float], **more: object) -> Visits:
@@ -137,18 +247,6 @@ def test_the_page_draws_times_and_bytes_against_each_other():
     assert "ddp again" not in text
     none = [row | {"interface_bytes": None}]
     assert "bytes a rank sends" not in page(result | {"rows": none})
-
-
-def test_without_root_one_line_says_what_is_missing_and_offers_loopback(monkeypatch):
-    monkeypatch.setattr(hosts.shutil, "which", lambda word: None if word == "tc" else word)
-    with pytest.raises(OSError, match=r"need tc of iproute2, which is not installed\. .* write --loopback\."):
-        BenchSteps().run()
-    monkeypatch.setattr(hosts.shutil, "which", lambda word: word)
-    monkeypatch.setattr(hosts.os, "geteuid", lambda: 1000)
-    with pytest.raises(OSError, match=r"need root, to make network namespaces\. .* write --loopback\."):
-        BenchSteps().run()
-    with pytest.raises(OSError, match="need root"), hosts.shaped_hosts(2):
-        pass
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def _figures(ran: Ran) -> list[float]:
     return [seen.figure for seen in ran.curve]
 
 
-@pytest.mark.parametrize("word", ["ddp", "spartan", "topk:density=0.1", "post-local:4"])
+@pytest.mark.parametrize("word", ["spartan", "post-local:4"])
 def test_the_same_seed_gives_the_same_curve(entry, word):
     entry = replace(entry, competitor=word)
     one, other = race(entry), race(entry)
@@ -121,17 +121,17 @@ def test_the_target_itself_is_reached():
 def test_so_much_is_scored_as_was_asked_for(tmp_path):
     here = Place(rank=0, ranks=1, device=torch.device("cpu"), seed=0, batch=2, data_home=tmp_path)
     for task, most in ((LM, 300), (Lm(level="word", hidden=8, length=5), 300), (Vision(width=2), 50)):
-        whole, part = (bounded(task, here, number) for number in (None, most))
-        scored = part.evaluate(part.splits[0]).scored
-        assert 0.8 * most <= scored <= 1.2 * most < whole.evaluate(whole.splits[0]).scored
+        part = bounded(task, here, most)
+        assert 0.8 * most <= part.evaluate(part.splits[0]).scored <= 1.2 * most
+    whole = bounded(task, here, None)
+    assert whole.evaluate(whole.splits[0]).scored > 1.2 * most
 
 
-@pytest.mark.parametrize("word", ["ddp", "spartan"])
-def test_pictures_race_too(tmp_path, word):
+def test_pictures_race_too(tmp_path):
     task = Vision(width=2)
     training = Training(batch=8).filled(task.choice())
     entry = Entry(
-        competitor=word, rate=0.1, task=task, training=training, data_home=tmp_path, steps=4, eval_every=4,
+        competitor="spartan", rate=0.1, task=task, training=training, data_home=tmp_path, steps=4, eval_every=4,
         valid_examples=40,
     )  # fmt: skip
     ran = race(entry)

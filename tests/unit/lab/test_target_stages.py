@@ -13,7 +13,7 @@ from rich.table import Table
 
 from laconic.lab.network import race_stages
 from laconic.lab.network.race import Entry, Ran, Seen
-from laconic.lab.network.race_files import Chosen, Tried, choose, read_rows, read_tuned
+from laconic.lab.network.race_files import Chosen, Tried, choose, read_raced, read_tuned
 from laconic.lab.network.race_jobs import Done
 from laconic.lab.network.race_page import page
 from laconic.lab.network.race_stages import Course, Plan, choices, run_race, tune
@@ -203,14 +203,35 @@ def test_a_race_goes_on_where_it_was_left(plan, crews, tmp_path):
     # What failed is tried anew.
     assert crews.started == [("topk", 2.0)]
     crews.started.clear()
-    _race(plan, path, replace(words[1], rate=1.0), course=COURSE)
-    assert crews.started == [("spartan", 1.0)]
-    crews.started.clear()
-    _race(plan, path, words[0], course=replace(COURSE, most_seconds=5000))
+    # With less time than they had, both rows stand; with more, that of whom time stopped does not.
+    _race(plan, path, *words[:2], course=replace(COURSE, most_seconds=10))
+    assert crews.started == []
+    _race(plan, path, *words[:2], course=replace(COURSE, most_seconds=5000))
     assert crews.started == [("ddp", 2.0)]
+    crews.started.clear()
+    _race(plan, path, words[0], replace(words[1], rate=1.0))
+    assert crews.started == [("spartan", 1.0)]
     with pytest.raises(ValueError, match=r"other settings: target 5\.0, got 4\.0"):
         _race(plan, path, *words, course=replace(COURSE, target=4.0))
-    assert read_rows(tmp_path / "none.json", {}) == []
+    assert read_raced(tmp_path / "none.json", {}).rows == {}
+
+
+def test_a_race_of_fewer_keeps_what_others_came_to(plan, crews, tmp_path):
+    path = tmp_path / "race.json"
+    crews.made = {"ddp": _ran(9, 4, ended="target", seconds=10), "spartan": _ran(4, ended="target"), "topk": "boom"}
+    _race(plan, path, *(_chosen(word) for word in ("ddp", "spartan", "topk")), _chosen("ddp-fp16", None))
+    crews.started.clear()
+    whole = _race(plan, path, replace(_chosen("spartan"), rate=1.0))
+    assert crews.started == [("spartan", 1.0)]
+    kept = json.loads(path.read_text())
+    for rows in (whole["rows"], kept["rows"]):
+        named = [(row["competitor"], row["rate"], bool(row["failed"])) for row in rows]
+        assert named == [("ddp", 2.0, False), ("spartan", 1.0, False), ("topk", 2.0, True)]
+    assert kept["rows"][1]["over_ddp"] == 20
+    assert [each["competitor"] for each in kept["not_raced"]] == ["ddp-fp16"]
+    # One that can race now is no longer among those who did not.
+    crews.made["ddp-fp16"] = _ran(4, ended="target")
+    assert _race(plan, path, _chosen("ddp-fp16"))["not_raced"] == []
 
 
 # The command
@@ -225,9 +246,10 @@ def test_what_a_race_lacks_is_said(plan, crews, tmp_path, monkeypatch):
         "tuned": path,
     }
     bench = BenchTarget(stage="race", **settings)
-    with pytest.raises(
-        FileNotFoundError, match=r"no .*tuned\.json\. Tune first.*target lm --data python-docs --stage"
-    ):
+    given = ["bench", "network", "target", "lm", "--hidden", "8", "--stage", "race", "--rates-grid", "1", "2"]
+    monkeypatch.setattr("sys.argv", ["laconic", *given])
+    first = "laconic bench network target lm --hidden 8 --rates-grid 1 2 --stage tune"
+    with pytest.raises(FileNotFoundError, match=rf"no .*tuned\.json\. Tune first: {first}$"):
         bench.run()
     crews.made = dict.fromkeys(plan.competitors, _ran(9, 8.25))
     tuned = tune(plan, path, {}, jobs=1, console=QUIET)
@@ -236,9 +258,26 @@ def test_what_a_race_lacks_is_said(plan, crews, tmp_path, monkeypatch):
     ):
         bench.run()
     monkeypatch.setattr("laconic.lab.network.hosts.missing", lambda: "hosts need root")
-    with pytest.raises(OSError, match=r"hosts need root\. .* with --loopback here"):
+    with pytest.raises(OSError, match=r"hosts need root\. .* write --loopback\."):
         replace(bench, target=9.0).run()
+    with pytest.raises(ValueError, match=rf"no rate was tuned for post-local:3\. Tune first: {first}$"):
+        replace(bench, target=9.0, peers=("post-local:3",)).run()
     assert "an end of the grid" in _printed(tuning_table(tuned, 8.5))
+
+
+def test_tuning_tells_the_command_of_the_race_with_all_options(crews, tmp_path, monkeypatch, capsys):
+    crews.made = {"ddp": _ran(9, 8)}
+    monkeypatch.setattr("laconic.lab.network.race_stages.Plan.check_task", lambda _: None)
+    settings = {"task": Lm(hidden=8), "peers": ("ddp",), "methods": (), "data_home": tmp_path}
+    bench = BenchTarget(**settings, rates_grid=(1.0,), tuned=tmp_path / "tuned.json")
+    monkeypatch.setattr(
+        "sys.argv", ["time_to_target.py", "lm", "--data", "a folder", "--stage=tune", "--steps", "9"]
+    )
+    following = "Next: laconic bench network target lm --data 'a folder' --steps 9 --stage race"
+    bench.run()
+    assert f"{following} --target FIGURE\n" in capsys.readouterr().out
+    replace(bench, target=5.0).run()
+    assert f"{following}\n" in capsys.readouterr().out
 
 
 def test_data_that_is_not_there_is_told_in_the_tasks_words(crews, tmp_path):
@@ -248,29 +287,3 @@ def test_data_that_is_not_there_is_told_in_the_tasks_words(crews, tmp_path):
     with pytest.raises((ValueError, OSError), match="laconic data"):
         bench.run()
     assert crews.started == []
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"stage": "run"}, "stage must be one of tune, race"),
-        ({"stage": "race", "hosts": 1}, "hosts must be a whole number of 2 or more, got 1"),
-        ({"eval_every": 0}, "eval_every must be a whole number of 1 or more, got 0. Write --eval-every 16."),
-        ({"megabits": -1.0}, "megabits must be a finite number of 0 or more"),
-        ({"rates_grid": (1.0, 1.0)}, "must be different ones"),
-        ({"methods": ("topk", "topk")}, "must be different ones"),
-        ({"methods": ("diloco:delay=2",)}, "diloco:delay=2 has an exchange under way when it is evaluated"),
-        ({"peers": ("horovod",)}, "no peer is called 'horovod'"),
-    ],
-    ids=str,
-)
-def test_wrong_settings_are_refused(wrong, said):
-    with pytest.raises(ValueError, match=r"must|no peer|under way") as caught:
-        BenchTarget(**wrong)
-    assert said in str(caught.value)
-
-
-def test_the_grid_stands_around_the_tasks_own_rate():
-    plan = BenchTarget(task=Lm(data="ptb"), batch=4).plan()
-    assert plan.grid == (10, 20, 30, 45)
-    assert (plan.training.batch, plan.training.clip) == (4, 0.25)

@@ -52,15 +52,16 @@ def run_crew(
         (folder / "path.pickle").write_bytes(pickle.dumps(sys.path))
         (folder / WORK).write_bytes(pickle.dumps(job))
         port = _free_port() if hosts is None else _PORT
-        with _killed_in_the_end() as processes:
+        with killed_in_the_end() as processes:
             for rank in range(ranks):
                 processes.append(_start(rank, ranks, hosts, port, threads, folder))
-            _wait(processes, folder, seconds, hear or (lambda _: None))
+            wait_for(processes, folder, seconds, hear or (lambda _: None))
         return [pickle.loads((folder / f"rank-{rank}.pickle").read_bytes()) for rank in range(ranks)]
 
 
 @contextmanager
-def _killed_in_the_end() -> Iterator[list[subprocess.Popen[bytes]]]:
+def killed_in_the_end() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Give a list for processes, none of which outlives the ``with`` block."""
     processes: list[subprocess.Popen[bytes]] = []
     try:
         yield processes
@@ -75,19 +76,9 @@ def _killed_in_the_end() -> Iterator[list[subprocess.Popen[bytes]]]:
 def _start(
     rank: int, ranks: int, hosts: Hosts | None, port: int, threads: int, folder: Path
 ) -> subprocess.Popen[bytes]:
-    of_threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), threads)
-    here = (
-        {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks}
-        if hosts is None
-        else {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
-    )
-    place = {
-        "RANK": rank, "WORLD_SIZE": ranks, **here, "MASTER_PORT": port,
-        "MASTER_ADDR": "127.0.0.1" if hosts is None else hosts.address(0),
-        "LACONIC_ADDRESS": "127.0.0.1" if hosts is None else hosts.address(rank),
-        "GLOO_SOCKET_IFNAME": "lo" if hosts is None else hosts.interface,
-    }  # fmt: skip
-    environment = {name: str(value) for name, value in (place | of_threads).items()}
+    node_size = ranks if hosts is None else 1
+    environment = place_of(rank, ranks, hosts, port, node_size=node_size, threads=threads)
+    environment["LACONIC_ADDRESS"] = "127.0.0.1" if hosts is None else hosts.address(rank)
     command = [sys.executable, "-m", "laconic.lab.network.rank", str(folder), str(rank)]
     log = folder / f"rank-{rank}.log"
     if hosts is not None:
@@ -96,9 +87,26 @@ def _start(
         return subprocess.Popen(command, env=os.environ | environment, stdout=out, stderr=subprocess.STDOUT)
 
 
-def _wait(
-    processes: list[subprocess.Popen[bytes]], folder: Path, seconds: float, hear: Callable[[str], None]
+def place_of(
+    rank: int, ranks: int, hosts: Hosts | None, port: int, *, node_size: int, threads: int = 1
+) -> dict[str, str]:
+    """Return the variables that tell a process which rank it is, where it finds the others, and its threads."""
+    place = {
+        "RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank % node_size, "LOCAL_WORLD_SIZE": node_size,
+        "MASTER_PORT": port, "MASTER_ADDR": "127.0.0.1" if hosts is None else hosts.address(0),
+        "GLOO_SOCKET_IFNAME": "lo" if hosts is None else hosts.interface,
+        **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), threads),
+    }  # fmt: skip
+    return {name: str(value) for name, value in place.items()}
+
+
+def wait_for(
+    processes: list[subprocess.Popen[bytes]],
+    folder: Path,
+    seconds: float,
+    hear: Callable[[str], None] = lambda _: None,
 ) -> None:
+    """Wait until all ranks are done; if one fails or time is up raise RankError, with what rank-N.log has."""
     until, heard = time.monotonic() + seconds, ""
     while any(process.poll() is None for process in processes):
         time.sleep(_POLL_SECONDS)

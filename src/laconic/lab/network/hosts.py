@@ -10,7 +10,6 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,6 +21,9 @@ _HUB = "laconic-hub"
 _HOST = "laconic-host-"
 _CABLE = "cable"
 _NETWORK = "10.213.0."
+_PROBE = "laconic-probe-"
+# Only root has hosts; TMPDIR, which may differ from call to call, must not part them.
+_LOCK = Path("/run/laconic-hosts.lock")
 # A bucket holds what passes at the full rate in this time: much more, and small messages would travel for nothing.
 _BUCKET_SECONDS = 0.003
 _LEAST_BUCKET_BYTES = 5_000
@@ -61,8 +63,7 @@ class Hosts:
             for host in range(self.number):
                 _run("tc", "-n", f"{_HOST}{host}", "qdisc", "replace", "dev", _CABLE, "root", "noqueue")
             return
-        bucket = max(_LEAST_BUCKET_BYTES, int(megabits * 1e6 / 8 * _BUCKET_SECONDS))
-        rate = ["rate", f"{round(megabits * 1e6)}bit", "burst", str(bucket), "latency", f"{_QUEUE_MILLISECONDS}ms"]
+        rate = _bucket(megabits)
         for host in range(self.number):
             _run("tc", "-n", f"{_HOST}{host}", "qdisc", "replace", "dev", _CABLE, "root", "tbf", *rate)
 
@@ -74,10 +75,36 @@ class Hosts:
 
 def missing() -> str:
     """Say what this machine lacks for hosts of its own; nothing if it lacks nothing."""
+    lacking = _absent()
+    if lacking:
+        return lacking
+    refused = _refused()
+    needed = "hosts on this machine need CAP_SYS_ADMIN and CAP_NET_ADMIN, and bridge, veth and tbf of the kernel"
+    return f"{needed}: {refused}" if refused else ""
+
+
+def _absent() -> str:
     absent = [word for word in ("ip", "tc") if shutil.which(word) is None]
     if absent:
         return f"hosts on this machine need {' and '.join(absent)} of iproute2, which is not installed"
     return "hosts on this machine need root, to make network namespaces" if os.geteuid() else ""
+
+
+def _refused() -> str:
+    """Try on a namespace of its own what hosts are made of, as root may lack the right; say what went wrong."""
+    name = f"{_PROBE}{os.getpid()}"
+    try:
+        with undisturbed():
+            _run("ip", "netns", "add", name)
+            try:
+                _in(name, "link", "add", "bridge", "type", "bridge")
+                _in(name, "link", "add", _CABLE, "type", "veth", "peer", "name", f"{_CABLE}0")
+                _run("tc", "-n", name, "qdisc", "replace", "dev", _CABLE, "root", "tbf", *_bucket(1.0))
+            finally:
+                _run("ip", "netns", "delete", name)
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 @contextmanager
@@ -87,8 +114,9 @@ def shaped_hosts(number: int, *, packet_bytes: int | None = None) -> Iterator[Ho
     Give ``packet_bytes`` where a limit becomes lower while hosts send: a packet larger than the bucket, queued
     before the bucket shrank, would stop the cable for good.
     """
-    if missing():
-        raise OSError(f"{missing()}. Run it as root on a Linux machine that has them, a virtual one, say.")
+    lacking = _absent()
+    if lacking:
+        raise OSError(f"{lacking}. Run it as root on a Linux machine that has them, a virtual one, say.")
     with _alone(), ended_in_order():
         try:
             _take_down()
@@ -108,7 +136,7 @@ def _alone() -> Iterator[None]:
     """Hold the names of the hosts: a second call would take the first one's down."""
     import fcntl  # Unix has it, where alone this is called
 
-    with (Path(tempfile.gettempdir()) / "laconic-hosts.lock").open("w") as lock:
+    with _LOCK.open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -128,15 +156,35 @@ def _put_up(host: int, packet_bytes: int | None) -> None:
     _in(_HUB, "link", "set", hub_end, "master", "bridge", "up")
 
 
+def _bucket(megabits: float) -> list[str]:
+    size = max(_LEAST_BUCKET_BYTES, int(megabits * 1e6 / 8 * _BUCKET_SECONDS))
+    return ["rate", f"{round(megabits * 1e6)}bit", "burst", str(size), "latency", f"{_QUEUE_MILLISECONDS}ms"]
+
+
 def _take_down() -> None:
+    """Remove all that there is; what cannot be removed does not keep the rest, and is told in the end."""
+    failed: list[str] = []
     names = [line.split()[0] for line in _run("ip", "netns", "list").splitlines() if line.strip()]
     for name in names:
         if name == _HUB or name.startswith(_HOST):
             # Namespaces live on while a process is in them: one whose parent was killed, say.
-            for process in _run("ip", "netns", "pids", name).split():
-                with suppress(ProcessLookupError):
-                    os.kill(int(process), signal.SIGKILL)
-            _run("ip", "netns", "delete", name)
+            for work in (_end_all_in, _delete):
+                try:
+                    work(name)
+                except OSError as error:
+                    failed.append(str(error))
+    if failed:
+        raise OSError(f"hosts could not be taken down: {'; '.join(failed)}. Look with ip netns list.")
+
+
+def _end_all_in(name: str) -> None:
+    for process in _run("ip", "netns", "pids", name).split():
+        with suppress(ProcessLookupError):
+            os.kill(int(process), signal.SIGKILL)
+
+
+def _delete(name: str) -> None:
+    _run("ip", "netns", "delete", name)
 
 
 def _in(namespace: str, *words: str) -> None:

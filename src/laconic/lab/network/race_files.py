@@ -114,11 +114,19 @@ def write_tuned(path: Path, about: Mapping[str, Any], tuned: Tuned) -> None:
     _write(path, whole)
 
 
-def read_rows(path: Path, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Read the rows of a race so far; those of other settings are refused, those that failed left out."""
-    found = _read(path, settings, "raced")
-    rows: list[dict[str, Any]] = [] if found is None else list(found["rows"])
-    return [row for row in rows if not row.get("failed")]
+@dataclass(frozen=True, kw_only=True)
+class Raced:
+    """What a file has of a race: a row for each who has run, by name, and those whom tuning kept from it."""
+
+    rows: dict[str, dict[str, Any]]
+    not_raced: list[dict[str, Any]]
+
+
+def read_raced(path: Path | None, settings: Mapping[str, Any]) -> Raced:
+    """Read a race so far, nothing where there is no file; one of other settings is refused."""
+    found = (None if path is None else _read(path, settings, "raced")) or {}
+    rows = {row["competitor"]: row for row in found.get("rows", [])}
+    return Raced(rows=rows, not_raced=list(found.get("not_raced", [])))
 
 
 def write_rows(path: Path | None, whole: dict[str, Any]) -> None:

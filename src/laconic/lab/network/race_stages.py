@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from laconic.lab.network.race_files import (
     choose,
     metric_of,
     points_of,
-    read_rows,
+    read_raced,
     read_tuned,
     write_rows,
     write_tuned,
@@ -147,11 +147,16 @@ def run_race(
     """Run competitors one after the other, ``ddp`` first; the file is written after each, and gone on from."""
     settings = plan.settings() | {"target": course.target, "megabits": course.megabits, "loopback": course.loopback}
     racing = sorted((each for each in chosen if each.steps is not None), key=lambda each: each.competitor != DDP)
-    rows = {} if path is None else {row["competitor"]: row for row in read_rows(path, settings)}
-    rows = {word: row for word, row in rows.items() if any(_stands(row, each, course) for each in racing)}
+    before, racers = read_raced(path, settings), {each.competitor: each for each in racing}
+    # Those who do not race now keep what they have.
+    rows = {
+        word: row for word, row in before.rows.items() if word not in racers or _stands(row, racers[word], course)
+    }
+    known = {each.competitor for each in chosen}
+    not_raced = [each for each in before.not_raced if each["competitor"] not in known]
+    not_raced += [asdict(each) for each in chosen if each.steps is None and each.competitor not in rows]
     whole = {
-        **about, "settings": settings, "metric": metric_of(metric), "rows": [],
-        "not_raced": [asdict(each) for each in chosen if each.steps is None],
+        **about, "settings": settings, "metric": metric_of(metric), "rows": [], "not_raced": not_raced,
     }  # fmt: skip
     left = [each for each in racing if each.competitor not in rows]
     hosting = nullcontext(None) if course.loopback or not left else shaped_hosts(plan.ranks)
@@ -159,13 +164,18 @@ def run_race(
         for each in left:
             done = _run(plan, course, each, hosts)
             rows[each.competitor] = row = row_of(done, metric)
-            told = [rows[other.competitor] for other in racing if other.competitor in rows]
-            whole["rows"] = with_speedups(told)
+            whole["rows"] = with_speedups(_in_order(rows, racers))
             write_rows(path, whole)
             console.print(f"{each.competitor}: {in_words(row)}", highlight=False, markup=False)
-    whole["rows"] = with_speedups([rows[each.competitor] for each in racing])
+    whole["rows"] = with_speedups(_in_order(rows, racers))
     write_rows(path, whole)
     return whole
+
+
+def _in_order(rows: Mapping[str, dict[str, Any]], racers: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the rows there are: ``ddp`` first, then those who race now, then the others."""
+    words = sorted(dict.fromkeys((*racers, *rows)), key=lambda word: word != DDP)
+    return [rows[word] for word in words if word in rows]
 
 
 def _run(plan: Plan, course: Course, each: Chosen, hosts: Hosts | None) -> Done:
@@ -233,7 +243,12 @@ def in_words(row: Mapping[str, Any]) -> str:
 
 
 def _stands(row: Mapping[str, Any], each: Chosen, course: Course) -> bool:
-    """Whether a row is what the run would come to again: not at another rate, nor with more time than it had."""
+    """Whether a row is what the run would come to again: not at another rate, nor with more time than it had.
+
+    What failed may not fail again.
+    """
+    if row["failed"]:
+        return False
     same: bool = (row["competitor"], row["rate"]) == (each.competitor, each.rate)
     return same and bool(row["ended"] != "seconds" or row["seconds_run"] >= course.most_seconds)
 

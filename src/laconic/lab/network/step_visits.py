@@ -110,8 +110,7 @@ def _time(seen: Visits, course: Course, meeting: Meeting) -> None:
     seen.setting = repr(peer.method) if isinstance(peer, Ours) else None
     prepared = peer.prepare(module, torch.optim.SGD(module.parameters(), lr=0.01))
     try:
-        least, most = (-(-steps // peer.period) for steps in (_LEAST_WARMUP, course.warmup))
-        _periods(prepared, x, peer.period, meeting, course.seconds, range(min(least, most), most + 1))
+        _periods(prepared, x, peer.period, meeting, course.seconds, warmup_periods(course.warmup, peer.period))
         before, sent = _counted(prepared), _sent_bytes(course.interface, meeting)
         most = max(_LEAST_TIMED, -(-course.steps // peer.period))
         times = _periods(prepared, x, peer.period, meeting, course.seconds, range(_LEAST_TIMED, most + 1))
@@ -124,6 +123,16 @@ def _time(seen: Visits, course: Course, meeting: Meeting) -> None:
             seen.grown.append({key: (after[key] - before[key]) / steps for key in after})
     finally:
         prepared.close()
+
+
+def warmup_periods(steps: int, period: int) -> range:
+    """Return the fewest and the most periods before the timed ones; two steps at least, however few are wanted.
+
+    >>> warmup_periods(5, 1), warmup_periods(0, 1), warmup_periods(5, 4)
+    (range(2, 6), range(2, 3), range(1, 3))
+    """
+    least, most = (-(-count // period) for count in (_LEAST_WARMUP, steps))
+    return range(least, max(least, most) + 1)
 
 
 def _periods(

@@ -15,6 +15,7 @@ from laconic import kernels
 from laconic.arguments import check_number, check_share, check_whole
 from laconic.lab.bench_step import BenchStep
 from laconic.lab.folder import finite
+from laconic.lab.launch import RankError
 from laconic.lab.machine import introduce, machine, save
 from laconic.lab.method_words import make
 from laconic.lab.network.crew import run_crew
@@ -50,7 +51,7 @@ class BenchSteps:
     batch: int = 16
     """Rows of input a rank."""
     warmup: int = 5
-    """Steps before those that are timed, for each competitor and round; two where they are slow."""
+    """Steps before those that are timed, a competitor and round; at least two, and only two where they are slow."""
     steps: int = 12
     """Timed steps for each competitor and round."""
     rounds: int = 2
@@ -104,8 +105,9 @@ class BenchSteps:
 
     def run(self) -> None:
         """Measure pair by pair, print each table, and write the files."""
-        if missing() and not self.loopback:
-            raise OSError(f"{missing()}. To time the same ranks without limits write --loopback.")
+        lacking = "" if self.loopback else missing()
+        if lacking:
+            raise OSError(f"{lacking}. To time the same ranks without limits write --loopback.")
         for path in (self.json, self.page):
             # Found out now, not after an hour.
             if path is not None:
@@ -117,12 +119,17 @@ class BenchSteps:
         for number in self.hosts:
             for rate in (math.inf,) if self.loopback else self.rates:
                 megabits = None if rate in (0, math.inf) else rate
-                found = self._measured(number, megabits)
+                found = self._measured_or_failed(number, megabits)
                 result["links"].append(found["link"])
                 result["rows"] += found["rows"]
                 save(self.json, finite(result))
+                if not found["rows"]:
+                    console.print(f"{_where(found['link'])}: {found['link']['failed']}", markup=False)
+                    continue
                 console.print(table(found["rows"], found["link"]))
                 console.print(floor(found["rows"]), highlight=False, markup=False)
+        if not result["rows"]:
+            raise RankError("not one pair of hosts and rate came to its end: see above why.")
         if self.page is not None:
             write_page(self.page, result)
             console.print(f"plots: {self.page}")
@@ -131,6 +138,16 @@ class BenchSteps:
     def parameters(self) -> int:
         """How many numbers the model has."""
         return self.layers * self.width * (self.width + 1)
+
+    def _link(self, number: int, megabits: float | None) -> dict[str, Any]:
+        return {"hosts": number, "megabits": megabits, "loopback": self.loopback}
+
+    def _measured_or_failed(self, number: int, megabits: float | None) -> dict[str, Any]:
+        """Measure a pair; if its crew fails there are no rows, and its link says why: others are still to come."""
+        try:
+            return self._measured(number, megabits)
+        except RankError as error:
+            return {"link": self._link(number, megabits) | {"failed": str(error).strip()}, "rows": []}
 
     def _measured(self, number: int, megabits: float | None) -> dict[str, Any]:
         if self.loopback:
@@ -152,7 +169,7 @@ class BenchSteps:
             interface=None if hosts is None else hosts.interface,
         )  # fmt: skip
         visits = 1 + self.rounds * len(course.competitors)
-        link = {"hosts": number, "megabits": megabits, "loopback": self.loopback}
+        link = self._link(number, megabits)
         with _Bar(link) as bar:
             seconds = 300 + visits * (self.seconds_a_method + 3 * patience)
             told = run_crew(number, visit_all, course, hosts=hosts, seconds=seconds, hear=bar.hear)
@@ -165,12 +182,16 @@ class BenchSteps:
         return str(Path(files[0]).resolve()) if files else peer
 
 
+def _where(link: dict[str, Any]) -> str:
+    rate = "no limit" if link["megabits"] is None else f"{link['megabits']:g} Mbit/s"
+    return f"{link['hosts']} ranks, {'loopback' if link['loopback'] else rate}"
+
+
 class _Bar:
     """How far a crew is, on standard error."""
 
     def __init__(self, link: dict[str, Any]) -> None:
-        rate = "no limit" if link["megabits"] is None else f"{link['megabits']:g} Mbit/s"
-        self._where = f"{link['hosts']} ranks, {'loopback' if link['loopback'] else rate}"
+        self._where = _where(link)
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
         self._show = Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True)
         self._task = self._show.add_task(self._where, total=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -68,7 +69,7 @@ class BenchTarget:
     eval_every: int = 16
     """Steps between evaluations; rounded up to a multiple of a competitor's period."""
     valid_examples: int = 8000
-    """Tokens or pictures that are scored, from the beginning of the validation part; 0 for all."""
+    """Tokens of the validation text or pictures of the test part that are scored, the first ones; 0 for all."""
     jobs: int = 1
     """Crews that tune at a time: on a machine of many cores about half as many as it has, with two hosts."""
     most_seconds: float = 1800.0
@@ -134,13 +135,17 @@ class BenchTarget:
             introduce(console, about, f"{self.hosts} ranks on loopback, {self.jobs} crews at a time")
             tuned = tune(plan, self.tuned, about, jobs=self.jobs, console=console)
             console.print(tuning_table(tuned, self.target))
-            console.print(f"{self.tuned}: every curve. Next: {self._command('race')} --target FIGURE", markup=False)
+            figure = " --target FIGURE" if self.target is None else ""
+            following = _for_stage(about["command"], "race") + figure
+            console.print(f"{self.tuned}: every curve. Next: {following}", markup=False, highlight=False)
             return
-        read = self._read(plan)
+        first = _for_stage(about["command"], "tune")
+        read = self._read(plan, first)
         target = self._target(read)
-        chosen = choices(plan, read, target, self._command("tune"))
-        if not self.loopback and hosts.missing():
-            raise OSError(f"{hosts.missing()}. As root it runs there; with --loopback here, without a link.")
+        chosen = choices(plan, read, target, first)
+        lacking = "" if self.loopback else hosts.missing()
+        if lacking:
+            raise OSError(f"{lacking}. To race here, without a link, write --loopback.")
         plan.check_task()
         link = "loopback" if self.loopback else f"hosts that send {self._rate_in_words()}"
         introduce(console, about, f"{self.hosts} ranks, {link}")
@@ -152,12 +157,11 @@ class BenchTarget:
         if self.page is not None:
             console.print(f"{write_page(whole, self.page)}: the curves", markup=False)
 
-    def _read(self, plan: Plan) -> Tuned:
+    def _read(self, plan: Plan, command: str) -> Tuned:
         tuned = read_tuned(self.tuned, plan.settings())
         if tuned is None:
             raise FileNotFoundError(
-                f"a race wants the rates that tuning found, and there is no {self.tuned}. "
-                f"Tune first, with the same options: {self._command('tune')}"
+                f"a race wants the rates that tuning found, and there is no {self.tuned}. Tune first: {command}"
             )
         return tuned
 
@@ -171,15 +175,21 @@ class BenchTarget:
             f"{best:.4g} within {self.steps} steps. Write --target {best:.3g}, or what is easier to reach."
         )
 
-    def _command(self, stage: str) -> str:
-        return (
-            f"laconic bench network target {self.task.name} --data {self.task.data} --stage {stage} "
-            f"--tuned {self.tuned}"
-        )
-
     def _rate_in_words(self) -> str:
         unlimited = self.megabits == 0 or math.isinf(self.megabits)
         return "as much as they can" if unlimited else f"{self.megabits:g} Mbit/s each"
+
+
+def _for_stage(command: str, stage: str) -> str:
+    """Return a command with all its options, for another stage: files of other settings would be refused."""
+    words = shlex.split(command)
+    given = [place for place, word in enumerate(words) if word == "--stage"]
+    left = [
+        word
+        for place, word in enumerate(words)
+        if place not in given and place - 1 not in given and not word.startswith("--stage=")
+    ]
+    return shlex.join([*left, "--stage", stage])
 
 
 def _refuse_delay(word: str) -> None:

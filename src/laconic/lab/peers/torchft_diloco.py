@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib import import_module
 
@@ -28,16 +29,12 @@ class TorchftDiloco:
 
     def prepare(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Prepared:
         """Enter the context that torchft trains in; ``close`` leaves it."""
-        work = managed()
         outer = torch.optim.SGD(module.parameters(), lr=0.7, momentum=0.9, nesterov=True)
-        # Memory is pinned for a GPU, and here may be none.
-        context = import_module("torchft.local_sgd").DiLoCo(
-            work.manager, [module], optimizer, outer, sync_every=self.period, pin_memory=False
-        )
-        context.__enter__()
-
-        def close() -> None:
-            context.__exit__(None, None, None)
-            work.close()
-
-        return Prepared(model=module, optimizer=optimizer, close=close)
+        with ExitStack() as ends:
+            manager = ends.enter_context(managed())
+            # Memory is pinned for a GPU, and here may be none.
+            context = import_module("torchft.local_sgd").DiLoCo(
+                manager, [module], optimizer, outer, sync_every=self.period, pin_memory=False
+            )
+            ends.enter_context(context)
+            return Prepared(model=module, optimizer=optimizer, close=ends.pop_all().close)

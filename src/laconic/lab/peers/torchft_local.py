@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib import import_module
 
@@ -28,14 +29,10 @@ class TorchftLocal:
 
     def prepare(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Prepared:
         """Enter the context that torchft trains in; ``close`` leaves it."""
-        work = managed()
-        context = import_module("torchft.local_sgd").LocalSGD(
-            work.manager, module, optimizer, sync_every=self.period
-        )
-        context.__enter__()
-
-        def close() -> None:
-            context.__exit__(None, None, None)
-            work.close()
-
-        return Prepared(model=module, optimizer=optimizer, close=close)
+        with ExitStack() as ends:
+            manager = ends.enter_context(managed())
+            context = import_module("torchft.local_sgd").LocalSGD(
+                manager, module, optimizer, sync_every=self.period
+            )
+            ends.enter_context(context)
+            return Prepared(model=module, optimizer=optimizer, close=ends.pop_all().close)

@@ -167,7 +167,8 @@ class LmWork:
         self._place, self._length = place, task.settled().length or 1
         train = torch.from_numpy(vocabulary.encode(text.train))
         rows = _streams(train, place.ranks * place.batch)[place.rank * place.batch :][: place.batch]
-        self._rows = rows.to(place.device)
+        # A view would keep the whole text, once for every rank that shares a process.
+        self._rows = rows.clone().to(place.device)
         self.steps_per_epoch = _windows(rows.shape[1], self._length)
         scored = {"valid": text.valid, "test": text.test}
         self._scored = {name: torch.from_numpy(vocabulary.encode(part)) for name, part in scored.items() if part}
