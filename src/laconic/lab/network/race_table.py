@@ -45,7 +45,7 @@ def cells(row: Mapping[str, Any]) -> list[str]:
         f"{row['seconds']:.{1 if row['seconds'] >= 10 else 2}f}" if row["reached"] else missed,
         NOTHING if row["steps"] is None else str(row["steps"]),
         f"{row['step_milliseconds']:.0f}" if "step_milliseconds" in row else NOTHING,
-        NOTHING if megabytes is None else f"{megabytes / 1e6:.4g}",
+        NOTHING if megabytes is None else f"{megabytes / 1e6:,.{0 if megabytes > 1e9 else 1}f}",
         *(NOTHING if each is None else f"{each:.2f}x" for each in times),
     ]
 
