@@ -119,13 +119,17 @@ def test_a_rank_is_told_its_place():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_signals_that_end_a_process_end_it_in_order(number):
-    before = signal.getsignal(number)
-    with ended_in_order():
-        with undisturbed():
-            signal.raise_signal(number)
-        with pytest.raises(SystemExit, match=f"ended by {signal.Signals(number).name}"):
-            signal.raise_signal(number)
-    assert signal.getsignal(number) is before
+    # Under nohup it would be ignored, and stay so.
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        with ended_in_order():
+            with undisturbed():
+                signal.raise_signal(number)
+            with pytest.raises(SystemExit, match=f"ended by {signal.Signals(number).name}"):
+                signal.raise_signal(number)
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
 
 
 def test_a_process_that_nohup_started_goes_on():
