@@ -21,8 +21,8 @@ import tyro
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from torch import nn
 
+from laconic.lab.models.perceptron import perceptron as layers_of
 from laconic.plan import Facts, Link, Subject, predict
 
 LAYERS, WIDTH, BATCH = 10, 1024, 16
@@ -30,7 +30,7 @@ LAYERS, WIDTH, BATCH = 10, 1024, 16
 
 def perceptron() -> Subject:
     """The benchmark's work: linear layers with ReLU on an input that never changes."""
-    model = nn.Sequential(*(part for _ in range(LAYERS) for part in (nn.Linear(WIDTH, WIDTH), nn.ReLU())))
+    model = layers_of(LAYERS, WIDTH)
     x = torch.randn(BATCH, WIDTH)
     return Subject(
         model=model,

@@ -10,6 +10,7 @@ import tyro
 from laconic.cli import MARKERS
 from laconic.cli.compare import ResumeCompare
 from laconic.cli.simulate import Simulate
+from laconic.cli.train import ResumeTrain
 
 
 def _command(*words: object) -> Simulate:
@@ -41,6 +42,8 @@ def test_the_command_writes_what_compare_writes_and_says_that_it_is_simulated(ca
             _command("logreg", "--out", folder).run()
     with pytest.raises(ValueError, match="is a simulation"):
         ResumeCompare(resume=out).run()
+    with pytest.raises(ValueError, match="simulation"):
+        ResumeTrain(resume=out / "dense").run()
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,12 @@ class ResumeTrain:
     def run(self) -> None:
         """Train what is left, and say what came of it."""
         check_board(self.tensorboard)
-        spec = resumed(Spec.from_dict(RunFolder(self.resume).spec()))
+        saved = RunFolder(self.resume).spec()
+        if "simulated" in saved:
+            raise ValueError(
+                f"{self.resume} is of a simulation, which keeps no checkpoints. Run laconic simulate anew."
+            )
+        spec = resumed(Spec.from_dict(saved))
         trial = Trial(spec=spec, folder=self.resume, resume=True, tensorboard=self.tensorboard)
         train_one(trial, json=self.json)
 

@@ -23,6 +23,7 @@ from laconic import kernels
 from laconic.arguments import check_share, check_whole
 from laconic.lab.launch import run_ranks
 from laconic.lab.machine import introduce, machine, save
+from laconic.lab.models.perceptron import perceptron
 from laconic.methods import METHODS
 
 PLAIN, ALONE, AGAIN = "plain DDP", "no exchange", "plain DDP again"
@@ -128,8 +129,7 @@ def _measure(options: BenchStep) -> list[_Timing]:
 def _time(timing: _Timing, method: laconic.Method | None, options: BenchStep) -> None:
     """Time one method from the first weights on: a model, a DDP and a link of its own."""
     torch.manual_seed(0)
-    stack = [part for _ in range(options.layers) for part in (nn.Linear(options.width, options.width), nn.ReLU())]
-    model: nn.Module = nn.Sequential(*stack)
+    model: nn.Module = perceptron(options.layers, options.width)
     if timing.name != ALONE:
         model = DistributedDataParallel(model)
     torch.manual_seed(1 + dist.get_rank())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from typing import Any
 
@@ -26,12 +25,6 @@ def introduced(greeting: str) -> dict[str, Any]:
 
 def refuse() -> None:
     raise ValueError("this rank does not want to")
-
-
-def die_on_the_second() -> None:
-    if dist.get_rank() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    dist.barrier()
 
 
 def say_and_sleep() -> None:

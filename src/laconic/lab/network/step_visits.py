@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
+from laconic.lab.models.perceptron import perceptron
 from laconic.lab.network.meeting import Meeting
 from laconic.lab.network.plain_transfer import plain_transfer
 from laconic.lab.network.rank import own_folder, rejoin, say
@@ -102,8 +103,7 @@ def _visit(seen: Visits, course: Course, number: int) -> str | None:
 def _time(seen: Visits, course: Course, meeting: Meeting) -> None:
     """Time one competitor from the first weights on: a model, an optimizer and a link of its own."""
     torch.manual_seed(0)
-    parts = [part for _ in range(course.layers) for part in (nn.Linear(course.width, course.width), nn.ReLU())]
-    module = nn.Sequential(*parts)
+    module = perceptron(course.layers, course.width)
     torch.manual_seed(1 + dist.get_rank())
     x = torch.randn(course.batch, course.width)
     peer = course.peer(seen.name)
