@@ -1,7 +1,7 @@
-"""Trainings of the laboratory's language model, many rows and seeds of them: run, kept in one file, gone on with.
+"""Trainings of the laboratory's tasks, many rows and seeds of them: run, kept in one file, gone on with.
 
-Every run is real ranks over gloo in processes of their own; bytes are those handed to the collectives by one rank.
-No time is measured here.
+Every run is real ranks over gloo in processes of their own, or virtual ones that share a process (virtual_runs.py);
+bytes are those handed to the collectives by one rank. No time is measured here.
 """
 
 from __future__ import annotations
@@ -9,39 +9,45 @@ from __future__ import annotations
 import json
 import os
 import platform
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
-from rich.console import Console
+import tyro
+from run_record import Lines, Ran
+from runs_apart import ONE_THREAD, Errand, carried_out, shared_gpu
+from virtual_runs import train_here
 
 import laconic
 from laconic.lab.folder import RunFolder
 from laconic.lab.launch import run_ranks
 from laconic.lab.loop import Loop
 from laconic.lab.session import place_of, prepare
-from laconic.lab.show import Show
 from laconic.lab.signals import noted_wishes
 from laconic.lab.spec import Spec
 from laconic.lab.talk import Talk
-from laconic.lab.tasks import Lm
+from laconic.lab.tasks import Lm, Task
 from laconic.lab.training import Course, Training
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """How a row is trained, with what, on what."""
+    """How a row is trained, with what, on what.
+
+    ``ranks`` None is the options' number; rows of more ``weight`` take longer, and are begun first.
+    """
 
     training: Training
     method: laconic.Method
-    task: Lm = field(default_factory=Lm)
+    task: Task = field(default_factory=Lm)
+    ranks: int | None = None
+    weight: float = 1.0
 
 
 Rows = Mapping[tuple[str, str], Row]
@@ -58,29 +64,51 @@ class ManyRuns:
     seeds: int = 3
     """Seeds 0, 1, ..."""
     ranks: int = 4
-    """Processes a run."""
+    """Ranks a run, where the row does not say."""
+    virtual: bool = False
+    """Have all ranks of a run in one process, which uses one core; otherwise each has a process of its own."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """What runs compute on; cuda wants virtual ranks."""
     jobs: int = 1
-    """Runs at a time; a run uses as many cores as it has ranks."""
+    """Runs at a time; a run of ranks that are not virtual uses as many cores as it has ranks."""
     within_seconds: int = 86400
-    """Begin no run after so many seconds."""
+    """Begin no run after so many seconds, and end those that are under way: they are begun anew another time."""
+    only: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """Run only what has this in its name, group/row/seed. May be given several times."""
     data_home: Path = Path()
     """Where data sets lie, for rows that need one."""
     one: str | None = None
-    """Run this one (group/row/seed) and print its result. The benchmark calls itself this way."""
+    """Run this one (group/row/seed) and write down its result. The benchmark calls itself this way."""
+
+    def __post_init__(self) -> None:
+        if self.device == "cuda" and not self.virtual:
+            raise ValueError("device cuda wants virtual ranks, got real ones. Write --virtual.")
 
     def one_row(self, rows: Rows) -> None:
         """Run the one that was named, and write down its result."""
-        group, name, seed = (self.one or "").split("/")
+        group, name, seed = _parts_of(self.one or "")
         row = rows[group, name]
-        training = replace(row.training, seed=int(seed))
-        done = run_ranks(self.ranks, _work, training, row.method, row.task, str(self.data_home))
+        spec = Spec(
+            task=row.task,
+            training=replace(row.training, seed=int(seed)),
+            method=row.method.name,
+            workers=row.ranks or self.ranks,
+            device=self.device,
+            data_home=str(self.data_home),
+            checkpoint_every=None,
+        )
+        if self.virtual:
+            with noted_wishes() as wish:
+                done = train_here(spec, row.method, wish)
+        else:
+            done = run_ranks(spec.workers, _work, spec, row.method)
         about = {"group": group, "row": name, "seed": int(seed), "method": repr(row.method)}
-        about |= {"torch": torch.__version__, "cores": os.cpu_count()}
-        self.out.write_text(json.dumps(about | {"training": asdict(training)} | done))
+        about |= {"torch": torch.__version__, "cores": os.cpu_count(), "virtual": self.virtual}
+        settled = spec.as_dict()
+        _write(self.out, json.dumps(about | {key: settled[key] for key in ("task", "training")} | done))
 
     def all_rows(self, rows: Rows, script: Path) -> dict[str, Any]:
         """Run all that are not yet in the file; return it."""
-        console = Console()
         result: dict[str, Any] = {
             "command": f"python benchmarks/{script.name} {' '.join(sys.argv[1:])}",
             "python": platform.python_version(),
@@ -89,75 +117,86 @@ class ManyRuns:
             "ranks": self.ranks,
             "runs": [],
         }
-        names = [f"{group}/{row}/{seed}" for seed in range(self.seeds) for group, row in rows]
         if self.out.exists():
             before = json.loads(self.out.read_text())
             if before["ranks"] != self.ranks:
                 raise SystemExit(f"{self.out} has runs of {before['ranks']} ranks, not {self.ranks}: name another.")
             result["runs"] = before["runs"]
-            done = {f"{r['group']}/{r['row']}/{r['seed']}" for r in result["runs"]}
-            names = [name for name in names if name not in done]
+        names = self.still_to_run(rows, result["runs"])
         self.out.parent.mkdir(parents=True, exist_ok=True)
-        began = time.monotonic()
-        with ThreadPoolExecutor(self.jobs) as pool, tempfile.TemporaryDirectory() as scratch:
-            waiting = [
-                pool.submit(self._apart, name, script, Path(scratch) / f"{i}.json", began)
-                for i, name in enumerate(names)
-            ]
-            for future in as_completed(waiting):
-                one = future.result()
-                if one is None:
-                    continue
-                result["runs"].append(one)
-                self.out.write_text(json.dumps(result, indent=1))
-                console.print(
-                    f"{len(result['runs'])} done, {one['group']}/{one['row']} seed {one['seed']}: "
-                    f"valid {one['valid_loss']:.4f}, {one['ratio']:.1f}x"
-                )
+        gpu = shared_gpu() if self.device == "cuda" and names else nullcontext()
+        with tempfile.TemporaryDirectory() as scratch, noted_wishes() as wish, gpu:
+            errands = [self._errand(name, script, Path(scratch) / str(i)) for i, name in enumerate(names)]
+            seconds = float(self.within_seconds)
+            for done in carried_out(errands, jobs=self.jobs, wish=wish, seconds=seconds):
+                one = json.loads(done.out.read_text())
+                # What was stopped before gives way to what came now.
+                result["runs"] = [run for run in result["runs"] if _name_of(run) != _name_of(one)] + [one]
+                _write(self.out, _in_lines(result))
+                _tell(result["runs"], len(names))
         return result
 
-    def _apart(self, name: str, script: Path, out: Path, began: float) -> dict[str, Any] | None:
-        """Run one in a process of its own: the launcher wants the main thread."""
-        if time.monotonic() - began > self.within_seconds:
-            return None
+    def still_to_run(self, rows: Rows, runs: list[dict[str, Any]]) -> list[str]:
+        """Return the names of what is chosen and not yet done, those that take longest first."""
+        done = {_name_of(run) for run in runs if not run.get("stopped")}
+        weights = {f"{group}/{name}": row.weight for (group, name), row in rows.items()}
+        names = [f"{row}/{seed}" for seed in range(self.seeds) for row in weights]
+        chosen = [name for name in names if not self.only or any(part in name for part in self.only)]
+        left = [name for name in chosen if name not in done]
+        return sorted(left, key=lambda name: -weights[name.rpartition("/")[0]])
+
+    def _errand(self, name: str, script: Path, scratch: Path) -> Errand:
+        out = scratch.with_suffix(".json")
         command = [sys.executable, str(script), "--one", name, "--ranks", str(self.ranks), "--out", str(out)]
-        command += ["--data-home", str(self.data_home)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            print(f"{name} failed:\n{done.stderr[-2000:]}", file=sys.stderr)
-            return None
-        read: dict[str, Any] = json.loads(out.read_text())
-        return read
+        command += ["--data-home", str(self.data_home), "--device", self.device]
+        command.append("--virtual" if self.virtual else "--no-virtual")
+        log, environment = scratch.with_suffix(".log"), ONE_THREAD if self.virtual else {}
+        return Errand(name=name, command=command, out=out, log=log, environment=environment)
 
 
-def _work(training: Training, method: laconic.Method, task: Lm, data_home: str) -> dict[str, Any]:
-    talk = Talk()
-    spec = Spec(
-        task=task,
-        training=training,
-        method=method.name,
-        workers=talk.ranks,
-        device="cpu",
-        data_home=data_home,
-        checkpoint_every=None,
-    )
+def _parts_of(name: str) -> list[str]:
+    """Split group/row/seed; a row may have strokes in its name."""
+    group, _, rest = name.partition("/")
+    row, _, seed = rest.rpartition("/")
+    return [group, row, seed]
+
+
+def _name_of(run: Mapping[str, Any]) -> str:
+    return f"{run['group']}/{run['row']}/{run['seed']}"
+
+
+def _in_lines(result: Mapping[str, Any]) -> str:
+    """Write every run in a line of its own: thousands of numbers, each in one, would be of no use to anybody."""
+    head = json.dumps({key: value for key, value in result.items() if key != "runs"}, indent=1)
+    runs = ",\n  ".join(json.dumps(run) for run in result["runs"])
+    return f'{head[:-2]},\n "runs": [\n  {runs}\n ]\n}}\n'
+
+
+def _write(path: Path, text: str) -> None:
+    """Write in one move: whoever is ended in the middle leaves what was there."""
+    half = path.with_name(f".{path.name}.half")
+    half.write_text(text)
+    half.replace(path)
+
+
+def _tell(runs: list[dict[str, Any]], wanted: int) -> None:
+    one = runs[-1]
+    scores = ", ".join(f"{split} {score:.4f}" for split, score in one["scores"].items() if score is not None)
+    how = "diverged" if one["diverged"] else "stopped" if one["stopped"] else ""
+    ratio = f"{one['ratio']:.1f}x" if one["ratio"] is not None else ""
+    said = f"{time.strftime('%H:%M:%S')} {len(runs)} kept (of {wanted} to run), {_name_of(one)}: {how} "
+    print(f"{said}{one['metric']} {scores}, {ratio}, {one['seconds']:.0f} s", flush=True)
+
+
+def _work(spec: Spec, method: laconic.Method) -> dict[str, Any]:
+    """Train on this rank, which has a process of its own."""
+    talk, began = Talk(), time.perf_counter()
     place = place_of(spec, talk)
     work = prepare(spec, place)
-    with tempfile.TemporaryDirectory() as scratch, Show(hidden=True, boards=False) as show, noted_wishes() as wish:
+    with tempfile.TemporaryDirectory() as scratch, noted_wishes() as wish:
         course, folder = Course.of(spec.settled, work.steps_per_epoch), RunFolder(Path(talk.of_first(scratch)))
-        watcher = show.begin(method.name, course.steps, work.metric, folder.path, False)
-        outcome = Loop(work, course, method, place, talk, folder).run(watcher, wish, checkpoint_every=None)
+        loop, lines = Loop(work, course, method, place, talk, folder), Lines(wish)
+        outcome = loop.run(lines, wish, checkpoint_every=None)
         talk.wait()
-    stats = outcome.stats
-    return {
-        "valid_loss": outcome.last["eval_loss"],
-        "train_loss": outcome.last["loss"],
-        "wire_bytes": stats.wire_bytes,
-        "dense_bytes": stats.dense_bytes,
-        "ratio": stats.ratio,
-        "steps": stats.steps,
-        "syncs": stats.syncs,
-        "clipped_share": outcome.clipped_share,
-        "skipped_steps": stats.skipped_steps,
-        "layers": [asdict(layer) for layer in stats.layers],
-    }
+    ran = Ran(loop=loop, lines=lines, outcome=outcome, seconds=time.perf_counter() - began)
+    return ran.record() | {"layers": [asdict(layer) for layer in outcome.stats.layers]}

@@ -17,7 +17,7 @@ from laconic.compressors import (
 )
 from laconic.costs import Affine, Bits, Packets, Seconds
 from laconic.errors import ExchangeError, GroupError, LaconicError, WireError
-from laconic.exchanges import GatherMean, LowRankMean, ReduceMean, ShardedMean, SmallestMean, TwoLevel
+from laconic.exchanges import GatherMean, LedMean, LowRankMean, ReduceMean, ShardedMean, SmallestMean, TwoLevel
 from laconic.guard import Guard
 from laconic.integrations import Link, attach
 from laconic.local import AdaComm, DriftBudget, Every, Growing, LocalSteps, OuterStep
@@ -79,6 +79,7 @@ __all__ = [
     "Layer",
     "Linear",
     "Link",
+    "LedMean",
     "LocalClip",
     "LocalSteps",
     "LowRankMean",

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from laconic import kernels
+from laconic.kernels.copies import copy_on
 from laconic.segments import Segments
 from laconic.types import Gathered
 
@@ -30,13 +31,15 @@ def add_mean_(out: Tensor, gathered: Gathered, segments: Segments, factors: Mapp
     """
     ranks = len(gathered.payloads)
     scales = [factors.get(s.name, 1.0) / ranks for s in segments]
-    known, scale = _scaled([p.known for p in gathered.payloads], [gathered.known] * ranks, segments, scales)
+    whole = [p.known for p in gathered.payloads]
     if isinstance(gathered.known, slice):
+        known, scale = _scaled(whole, [gathered.known] * ranks, segments, scales)
         for values in known:
             out += values * scale
-    else:
-        at = gathered.known.to(out.device, non_blocking=True)
-        kernels.add_payloads_(out, [at] * ranks, known, scale=scale)
+    elif gathered.known.numel():
+        at = [copy_on(out.device, gathered.known)] * ranks
+        known, scale = _scaled(whole, at, segments, scales)
+        kernels.add_payloads_(out, at, known, scale=scale)
     chosen = [p.values for p in gathered.payloads]
     positions = [p.positions for p in gathered.payloads]
     if gathered.over == "senders":

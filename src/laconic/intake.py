@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from laconic import kernels
 from laconic.clipping import LocalClip, clip_factors
 from laconic.job import Job
+from laconic.kernels.copies import numbers_on
 from laconic.ledger import Entered
 from laconic.memory import Memory
 from laconic.method import Method, Unit
@@ -20,6 +21,7 @@ from laconic.segments import Segments
 from laconic.types import Momentum
 
 _STILL = Momentum(factor=0.0)
+_LEAST_RATE = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,19 +45,20 @@ class Intake:
         *,
         grad_scale: float,
         world_size: int,
+        last: Intake | None = None,
     ) -> Intake:
-        """Return the intake of a step by this method."""
+        """Return the intake of a step by this method: the ``last`` one if it is equal, with all it worked out."""
         # A rate so small that its reciprocal overflows is a rate of 0.
-        least = torch.finfo(torch.float32).tiny
-        return Intake(
+        intake = Intake(
             model=model,
             unit=method.memory,
-            rates={name: rate if rate >= least else 0.0 for name, rate in rates.items()},
-            momenta=momenta,
+            rates={name: rate if rate >= _LEAST_RATE else 0.0 for name, rate in rates.items()},
+            momenta=dict(momenta),
             grad_scale=grad_scale,
             clip=method.clip,
             world_size=world_size,
         )
+        return last if last is not None and last == intake else intake
 
     @cached_property
     def held(self) -> frozenset[str]:
@@ -86,16 +89,23 @@ class Intake:
         """Return the norms that local clipping looks at, a tensor a job: each parameter's, or the whole model's."""
         if self.clip is None or not jobs:
             return None
-        norms = [_norms(job) / self.grad_scale for job in jobs]
+        norms = [_norms(job) for job in jobs]
+        if self.grad_scale != 1.0:
+            norms = [each / self.grad_scale for each in norms]
         if self.clip.scope == "model":
-            # In the model's order, whatever the buckets: the same bits everywhere.
-            row = {name: i for i, name in enumerate(self.model.names)}
-            rows = [row[name] for job in jobs for name in job.place().names]
-            each = norms[0].new_zeros(len(row))
-            each[torch.tensor(rows, dtype=torch.int64).to(each.device, non_blocking=True)] = torch.cat(norms)
-            whole = torch.linalg.vector_norm(each)
+            whole = torch.linalg.vector_norm(self._in_order(jobs, norms))
             norms = [whole.expand(len(n)) for n in norms]
         return norms
+
+    def _in_order(self, jobs: Sequence[Job], norms: list[Tensor]) -> Tensor:
+        """Lay norms out in the model's order, whatever the buckets: the same bits everywhere."""
+        names = tuple(name for job in jobs for name in job.place().names)
+        if names == self.model.names:
+            return torch.cat(norms) if len(norms) > 1 else norms[0]
+        row = {name: i for i, name in enumerate(self.model.names)}
+        each = norms[0].new_zeros(len(row))
+        each[numbers_on(each.device, tuple(row[name] for name in names))] = torch.cat(norms)
+        return each
 
     def enter_(self, job: Job, memory: Memory, norms: Tensor | None) -> None:
         """Turn the job's fresh gradients into what is owed with them; set aside what must not be sent."""
@@ -104,13 +114,14 @@ class Intake:
         if norms is not None and self.clip is not None:
             factors = clip_factors(norms, self.clip.threshold(world_size=self.world_size))
         learnt = self._accumulate(job, memory, factors)
-        roots = torch.tensor([max(1, s.size) for s in place], dtype=job.x.dtype).sqrt()
-        job.finite = learnt.finite() if norms is None else learnt.finite() & torch.isfinite(norms).all()
+        seen = [learnt.largest, learnt.norms] if norms is None else [learnt.largest, learnt.norms, norms]
+        # A gradient that is not finite, a sum or a norm that overflows shows here: times 0 it is not a number.
+        job.finite = (torch.cat(seen) * 0 == 0).all()
         job.entered = Entered(
             segments=place,
-            deviation=learnt.norms / roots.to(job.x.device, non_blocking=True),
+            deviation=learnt.norms / _roots(place, job.x.dtype, job.x.device),
             largest=learnt.largest,
-            clipped=torch.zeros_like(learnt.norms) if factors is None else (factors < 1).to(job.x.dtype),
+            clipped=None if factors is None else (factors < 1).to(job.x.dtype),
         )
         if self.unit != "none":
             job.hold_(place, self.held)
@@ -119,7 +130,7 @@ class Intake:
         owed, velocity = memory.get("owed"), memory.get("velocity")
         if velocity is not None:
             job.velocity = memory.spare("velocity", job.x.numel(), dtype=velocity.dtype)
-        begin, norms, largest = 0, [job.x.new_zeros(0)], [job.x.new_zeros(0)]
+        begin, all_learnt = 0, []
         for part in job.parts:
             end = begin + len(part.place)
             inflow = self._inflow(part.place, None if factors is None else factors[begin:end], like=job.x)
@@ -127,27 +138,49 @@ class Intake:
             learnt = kernels.accumulate_(
                 job.x, part.grad, inflow, places, owed=owed, velocity=velocity, proposed=job.velocity
             )
-            norms.append(learnt.norms)
-            largest.append(learnt.largest)
+            all_learnt.append(learnt)
             begin = end
-        return kernels.Accumulated(norms=torch.cat(norms), largest=torch.cat(largest))
+        if len(all_learnt) == 1:
+            return all_learnt[0]
+        nothing = job.x.new_zeros(0)
+        return kernels.Accumulated(
+            norms=torch.cat([nothing, *(each.norms for each in all_learnt)]),
+            largest=torch.cat([nothing, *(each.largest for each in all_learnt)]),
+        )
 
     def _inflow(self, place: Segments, factors: Tensor | None, *, like: Tensor) -> kernels.Inflow:
+        key = (place, like.dtype, like.device)
+        inflow = self._inflows.get(key)
+        if inflow is None:
+            inflow = self._inflows[key] = self._unclipped(place, like)
+        if factors is None:
+            return inflow
+        return replace(inflow, gain=factors if self.grad_scale == 1.0 else factors / self.grad_scale)
+
+    @cached_property
+    def _inflows(self) -> dict[tuple[Segments, torch.dtype, torch.device], kernels.Inflow]:
+        # As long as rates stay what they are, every step needs the same numbers.
+        return {}
+
+    def _unclipped(self, place: Segments, like: Tensor) -> kernels.Inflow:
         momenta = [self.momenta.get(name, _STILL) for name in place.names]
-        rows = torch.tensor(
-            [
-                [1 / self.grad_scale] * len(place),
-                [self.units[name] for name in place.names],
-                [m.factor for m in momenta],
-                [float(m.nesterov) for m in momenta],
-            ],
-            dtype=like.dtype,
-        ).to(like.device, non_blocking=True)
-        gain = rows[0] if factors is None else factors / self.grad_scale
-        return kernels.Inflow(gain=gain, unit=rows[1], momentum=rows[2], nesterov=rows[3])
+        numbers = [
+            [1 / self.grad_scale] * len(place),
+            [self.units[name] for name in place.names],
+            [m.factor for m in momenta],
+            [float(m.nesterov) for m in momenta],
+        ]
+        rows = torch.tensor(numbers, dtype=like.dtype).to(like.device, non_blocking=True)
+        return kernels.Inflow(gain=rows[0], unit=rows[1], momentum=rows[2], nesterov=rows[3])
 
 
 def _norms(job: Job) -> Tensor:
     """The norm of each gradient that came, summed up in memory's dtype."""
     norms = [kernels.segment_norms(p.grad, p.segments, dtype=job.x.dtype) for p in job.parts]
-    return torch.cat([job.x.new_zeros(0), *norms])
+    return norms[0] if len(norms) == 1 else torch.cat([job.x.new_zeros(0), *norms])
+
+
+@lru_cache(maxsize=1024)
+def _roots(segments: Segments, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the roots of the segments' sizes."""
+    return torch.tensor([max(1, s.size) for s in segments], dtype=dtype).sqrt().to(device, non_blocking=True)

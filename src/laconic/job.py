@@ -12,7 +12,7 @@ from torch.futures import Future
 from laconic import kernels
 from laconic.averaging import add_mean_, dense
 from laconic.ledger import Entered
-from laconic.memory import Memory
+from laconic.memory import Memory, lie_alike
 from laconic.segments import Segment, Segments
 from laconic.types import Gathered, Mean
 
@@ -64,12 +64,16 @@ class Job:
     def fill_(self) -> None:
         """Copy the gradients to x as they are."""
         for part in self.parts:
+            if part.place is part.segments and part.grad.data_ptr() == self.x.data_ptr():
+                continue
             for source, target in zip(part.segments.views(part.grad), part.place.views(self.x), strict=True):
                 if source.data_ptr() != target.data_ptr():
                     target.copy_(source)
 
     def clear_rest_(self) -> None:
         """Make x zero where no gradient came."""
+        if len(self.parts) == 1 and len(self.parts[0].place) == len(self.segments):
+            return
         came = {name for part in self.parts for name in part.place.names}
         for segment in self.segments:
             if segment.name not in came:
@@ -80,7 +84,7 @@ class Job:
 
         Nothing can be applied to them this step (learning rate 0): what was sent would be lost.
         """
-        for segment in place:
+        for segment in place if held else ():
             if segment.name in held:
                 view = self.x[segment.offset : segment.offset + segment.size]
                 self.held.append((segment, view.clone()))
@@ -184,6 +188,10 @@ class Job:
         for segment, _ in self.held:
             values[segment.offset : segment.offset + segment.size] = 0
         for part in self.parts:
+            if not factors and _all_alike(values, part):
+                if values.data_ptr() != part.grad.data_ptr():
+                    part.grad.copy_(values)
+                continue
             for to, at in zip(part.segments, part.place, strict=True):
                 value = values[at.offset : at.offset + at.size]
                 target = part.grad[to.offset : to.offset + to.size]
@@ -192,19 +200,23 @@ class Job:
                 if value.data_ptr() != target.data_ptr():
                     target.copy_(value if factor == 1.0 else value * factor)
 
-    def dense_bytes(self, dtypes: Mapping[str, torch.dtype]) -> int:
-        """How many bytes plain DDP would have handed over for the same gradients."""
-        return sum(s.size * dtypes.get(s.name, p.grad.dtype).itemsize for p in self.parts for s in p.segments)
-
     def poison(self) -> None:
         """Show every caller, on every rank alike, that this step has no gradient."""
         for part in self.parts:
             part.grad.fill_(torch.nan)
 
 
+def _all_alike(values: Tensor, part: Part) -> bool:
+    """Whether a part's gradient is all of the values, and laid out as they are."""
+    whole = part.segments.numel == values.numel() == part.grad.numel()
+    return whole and lie_alike(part.place, part.segments)
+
+
 @dataclass
 class Jobs:
     """The jobs of a step: one a bucket, or one for the ``whole`` model. Vectors have ``dtype``.
+
+    ``dtypes`` are those of gradients by name, where they are not what buckets have.
 
     With ``sends_all`` nothing is owed, and x may be the gradient itself whatever its dtype.
     """
@@ -214,7 +226,9 @@ class Jobs:
     dtype: torch.dtype
     whole: bool
     sends_all: bool
+    dtypes: Mapping[str, torch.dtype]
     items: list[Job] = field(default_factory=list)
+    _dense_bytes: dict[tuple[Segments, torch.dtype], int] = field(default_factory=dict)
 
     def take(self, grad: Tensor, segments: Segments, notes: Tensor | None) -> tuple[Job, Part]:
         """Take a bucket over; return the job that it belongs to, and its part in it."""
@@ -242,6 +256,17 @@ class Jobs:
     def means(self) -> list[Mean]:
         """What came back."""
         return [job.mean for job in self.items if job.mean is not None]
+
+    def dense_bytes(self) -> int:
+        """How many bytes plain DDP would have handed over for the same gradients."""
+        total = 0
+        for part in (part for job in self.items for part in job.parts):
+            key = (part.segments, part.grad.dtype)
+            if key not in self._dense_bytes:
+                each = ((s.size, self.dtypes.get(s.name, part.grad.dtype)) for s in part.segments)
+                self._dense_bytes[key] = sum(size * dtype.itemsize for size, dtype in each)
+            total += self._dense_bytes[key]
+        return total
 
     def end(self) -> None:
         """Give the gradients back to those who wait for them; the next step has jobs of its own."""

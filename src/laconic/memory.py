@@ -7,6 +7,7 @@ belongs to other parameters.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -40,6 +41,8 @@ class Memory:
 
     def read(self, kind: str, segments: Segments, *, out: Tensor | None = None) -> Tensor:
         """Return a copy of the segments' part, laid out as they are; in ``out`` where that is given."""
+        if out is None and lie_alike(self.home(segments), segments) and segments.numel == self._model.numel:
+            return self._vectors[kind].clone()
         return torch.cat([self._vectors[kind][:0], *(self._view(kind, name) for name in segments.names)], out=out)
 
     def home(self, segments: Segments) -> Segments:
@@ -48,7 +51,9 @@ class Memory:
 
     def write(self, kind: str, segments: Segments, x: Tensor) -> None:
         """Replace the segments' part by what x has there."""
-        if len(segments):
+        if lie_alike(self.home(segments), segments) and segments.numel == self._model.numel == x.numel():
+            self._vectors[kind].copy_(x)
+        elif len(segments):
             torch._foreach_copy_([self._view(kind, name) for name in segments.names], segments.views(x))
 
     def spare(self, use: str, count: int, *, dtype: torch.dtype) -> Tensor:
@@ -120,6 +125,17 @@ def _check_keys(what: str, got: Mapping[str, object], wanted: Sequence[str] | Ma
             f"the saved state does not fit, by {what}: missing {missing[:5]}, unknown {foreign[:5]}. "
             f"Load the state that the same method saved for the same model."
         )
+
+
+@lru_cache(maxsize=1024)
+def lie_alike(here: Segments, there: Segments) -> bool:
+    """Whether parameters lie at the same places in two vectors, from the start on and one behind the other."""
+    end = 0
+    for a, b in zip(here, there, strict=True):
+        if not a.offset == b.offset == end or a.size != b.size:
+            return False
+        end += a.size
+    return True
 
 
 def accumulation_dtype(dtypes: Sequence[torch.dtype]) -> torch.dtype:

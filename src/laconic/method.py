@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from laconic.arguments import check_choice, check_share
 from laconic.clipping import LocalClip
 from laconic.compressors import Dense, StdThreshold
-from laconic.exchanges import LowRankMean, ShardedMean, SmallestMean, TwoLevel
+from laconic.exchanges import LedMean, LowRankMean, ShardedMean, SmallestMean, TwoLevel
 from laconic.exchanges.two_level import between_nodes
 from laconic.guard import Guard
 from laconic.local import LocalSteps
@@ -158,8 +158,13 @@ class Method:
 
     def _check_sharded(self) -> None:
         exchange = between_nodes(self.exchange)
-        if not isinstance(exchange, ShardedMean | SmallestMean):
+        if not isinstance(exchange, LedMean | ShardedMean | SmallestMean):
             return
+        if isinstance(exchange, LedMean) and self.tuner.spectrum_of != "none":
+            raise ValueError(
+                f"{self.tuner.name} weighs what each rank chooses, and with led_mean one rank chooses for all: use "
+                f"GatherMean()."
+            )
         if self.tuner.spectrum_of == "change":
             raise ValueError(
                 f"{self.tuner.name} looks along what each rank sent, and {exchange.name} tells sums alone: use "

@@ -66,7 +66,8 @@ class Reducer:
             method, model, dtype=dtype, device=self._device, rank=transport.rank, velocity=velocity,
             track_age=track_age, measure_every=measure_every,
         )  # fmt: skip
-        self._jobs = Jobs(model, self._state.memory, dtype, method.scope == "model", self._sends_all)
+        self._merged = model.merged() if method.scope == "model" else None
+        self._jobs = Jobs(model, self._state.memory, dtype, bool(self._merged), self._sends_all, self._dtypes)
         self._open = self._closed = False
         self._senders: tuple[int, ...] | None = None
         self._sending = self._nodes.count
@@ -109,8 +110,9 @@ class Reducer:
         state, ranks = self._state, self._nodes.count
         self._senders, self._sending = senders, ranks if senders is None else len(senders)
         self._intake = Intake.of(
-            self.method, self._model, rates or {}, momenta or {}, grad_scale=grad_scale, world_size=ranks
-        )
+            self.method, self._model, rates or {}, momenta or {}, grad_scale=grad_scale, world_size=ranks,
+            last=self._intake,
+        )  # fmt: skip
         state.ledger.begin(self._intake.units)
         state.tuner, state.setting = self.method.tuner.update(state.tuner, state.ledger.seen, state.setting)
 
@@ -213,16 +215,15 @@ class Reducer:
             self.transport.start(self._exchange(job), label=what)
 
     def _exchange(self, job: Job) -> Steps:
-        merged = self.method.scope == "model"
-        segments, compressor = job.segments.merged() if merged else job.segments, self._state.compressor(job)
-        envelope = self._envelope(job, segments, merged=merged)
+        segments, compressor = self._merged or job.segments, self._state.compressor(job)
+        envelope = self._envelope(job, segments)
         steps = self._rounded(job, segments, compressor, envelope)
         job.mean = yield from self._state.measured(job, segments, compressor, envelope, steps)
         if self._closed and self._jobs.back:
             self._settle()
         return job.mean
 
-    def _envelope(self, job: Job, segments: Segments, *, merged: bool) -> Envelope:
+    def _envelope(self, job: Job, segments: Segments) -> Envelope:
         state, rooms = self._state, self._state.ledger.rooms
         return Envelope(
             step=self.step,
@@ -233,7 +234,7 @@ class Reducer:
             finite=job.finite,
             notes=job.notes,
             rooms=rooms,
-            fresh=state.fresh(job, merged=merged),
+            fresh=state.fresh(job, merged=self._merged is not None),
             loss=self.loss,
             alarmed=state.alarm.raised,
             pace=self._watch.pace,
@@ -285,12 +286,11 @@ class Reducer:
         """Add the step up, and let the guard look."""
         counters, jobs = self._state.counters, self._jobs.items
         counters.skipped_steps += not finite
-        counters.dense_bytes += sum(job.dense_bytes(self._dtypes) for job in jobs)
-        grown = Traffic.of(self.transport) - self._before
-        counters.wire_bytes += grown.wire_bytes
-        counters.link_bytes += grown.link_bytes
-        counters.node_bytes += grown.node_bytes
-        counters.collectives += grown.collectives
+        counters.dense_bytes += self._jobs.dense_bytes()
+        counters.wire_bytes += self.transport.wire_bytes - self._before.wire_bytes
+        counters.link_bytes += self.transport.link_bytes - self._before.link_bytes
+        counters.node_bytes += self.transport.node_bytes - self._before.node_bytes
+        counters.collectives += self.transport.collectives - self._before.collectives
         self._state.ledger.seen = observed(
             self._jobs.means, step=self.step + 1, numel=sum(job.segments.numel for job in jobs),
             ranks=self._sending, world_size=self._nodes.count, skipped=not finite,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from laconic.arguments import check_whole
-from laconic.compressors import Dense, StdThreshold
+from laconic.compressors import Dense, SampledTopK, StdThreshold, TopK
 from laconic.damping import Damped
 from laconic.exchanges import ShardedMean, SmallestMean
 from laconic.exchanges.two_level import between_nodes
@@ -114,7 +114,7 @@ class State:
             return None
         reads = self.setting.reads_before and self.method.memory != "none"
         before = self.memory.read("owed", job.segments) if reads else None
-        return self.ledger.fresh(job.entered, before, merged=merged)
+        return self.ledger.fresh(job.entered, before, merged=merged, past=_reads_past(self.setting))
 
     def measured(
         self, job: Job, segments: Segments, compressor: Compressor, envelope: Envelope, steps: Steps
@@ -217,6 +217,13 @@ def observation(saved: Mapping[str, Any]) -> Observation:
     """Return what was seen, as it was saved."""
     spectrum = saved["spectrum"] and Spectrum(**saved["spectrum"])
     return Observation(**{**saved, "spectrum": spectrum, "pace": Pace(**saved["pace"])})
+
+
+def _reads_past(compressor: Compressor) -> bool:
+    """Whether it may look at what the steps before have shown; the largest entries are what they are."""
+    if isinstance(compressor, StdThreshold):
+        return bool(compressor.running)
+    return not isinstance(compressor, TopK | SampledTopK | Dense)
 
 
 def _restored(part: Any, saved: Mapping[str, Any]) -> Any:

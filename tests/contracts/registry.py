@@ -26,7 +26,7 @@ from laconic.compressors import (
     TopK,
 )
 from laconic.costs import Affine, Bits, Packets, Seconds
-from laconic.exchanges import GatherMean, LowRankMean, ReduceMean, ShardedMean, SmallestMean, TwoLevel
+from laconic.exchanges import GatherMean, LedMean, LowRankMean, ReduceMean, ShardedMean, SmallestMean, TwoLevel
 from laconic.method import Method
 from laconic.tuners import Budget, Cat, Constant, Progress, Relief, Stages, TargetDensity, Warmup
 from laconic.types import Compressor, Exchange, Sparsifier, Tuner
@@ -98,6 +98,7 @@ CODECS: dict[type, list[Codec]] = {
 
 EXCHANGES: dict[type, list[Exchange]] = {
     GatherMean: [GatherMean()],
+    LedMean: [LedMean(), LedMean(values=codecs.SignMean())],
     LowRankMean: [LowRankMean(), LowRankMean(rank=1, seed=3, least_ratio=1.0)],
     ReduceMean: [ReduceMean()],
     ShardedMean: [ShardedMean(), ShardedMean(values=codecs.Linear(bits=4))],

@@ -24,14 +24,14 @@ from contracts.registry import everything, exchanges, selects
 from contracts.vectors import DTYPES, Flat, dyadic, normal, same_bits, segments_of, taken_by
 from laconic.averaging import dense
 from laconic.compressors import AdaComp, Dense, TopK
-from laconic.exchanges import GatherMean, ShardedMean, SmallestMean
+from laconic.exchanges import GatherMean, LedMean, ShardedMean, SmallestMean
 from laconic.transports import Lockstep
 from laconic.types import Compressor, Envelope, Exchange
 
 
 def _exact(exchange: Exchange) -> bool:
     """Whether values travel as they are; those that select once more say so of themselves."""
-    return exchange.lossless or not isinstance(exchange, ShardedMean | SmallestMean)
+    return exchange.lossless or not isinstance(exchange, LedMean | ShardedMean | SmallestMean)
 
 
 def _decoded(compressor: Compressor, x: Tensor) -> tuple[Tensor, Tensor]:

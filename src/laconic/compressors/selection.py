@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from laconic import kernels
+from laconic.kernels.copies import copy_on
 from laconic.segments import Segment, Segments
 from laconic.types import Fresh, Payload, Plan
 
@@ -42,6 +43,12 @@ def rows_of(segments: Segments, chosen: Segments, device: torch.device) -> Tenso
     """Return where the chosen ones stand among the segments, on the device: made once, copied never again."""
     place = {name: i for i, name in enumerate(segments.names)}
     return torch.tensor([place[name] for name in chosen.names], dtype=torch.int64, device=device)
+
+
+def picked(numbers: Tensor, segments: Segments, chosen: Segments) -> Tensor:
+    """Return those of a number a segment that are the chosen ones'."""
+    # They have the order of the segments.
+    return numbers if len(chosen) == len(segments) else numbers[rows_of(segments, chosen, numbers.device)]
 
 
 def fixed_plan(segments: Segments, *, whole_below: int, room: Callable[[int], int], step: int = 0) -> Plan:
@@ -101,7 +108,9 @@ def take_known_(x: Tensor, plan: Plan) -> Tensor:
         values = x[plan.known].clone()
         x[plan.known].zero_()
     else:
-        known = plan.known.to(x.device, non_blocking=True)
+        known = copy_on(x.device, plan.known)
+        if not known.numel():
+            return x.new_empty(0)
         values = x[known]
         # Assigning a number would make the host wait.
         x.index_fill_(0, known, 0)
@@ -111,7 +120,7 @@ def take_known_(x: Tensor, plan: Plan) -> Tensor:
 def take_beyond_(x: Tensor, segments: Segments, plan: Plan, fresh: Fresh, thresholds: Tensor) -> Payload:
     """Take the known entries and what exceeds its threshold, of nothing the largest; leave the rest in x."""
     known = take_known_(x, plan)
-    largest = fresh.largest[rows_of(segments, plan.choosing, x.device)]
+    largest = picked(fresh.largest, segments, plan.choosing)
     taken = kernels.take_above_(x, plan.choosing, thresholds, plan.rooms, largest=largest, turn=plan.step)
     return Payload(
         known=known, positions=taken.positions, values=taken.values, wanted=taken.wanted, thresholds=thresholds

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from laconic.arguments import check_choice, check_number, check_whole
-from laconic.compressors.selection import counted_plan, rows_of, spread, take_beyond_
+from laconic.compressors.selection import counted_plan, picked, spread, take_beyond_
 from laconic.segments import Segments
 from laconic.types import Fresh, Payload, Plan
 
@@ -103,7 +103,7 @@ class StdThreshold:
         if self.std_of == "residual":
             thresholds = self._of_residual(plan.choosing.views(x), like=x)
         else:
-            thresholds = self.c * self._of_gradient(fresh)[rows_of(segments, plan.choosing, x.device)]
+            thresholds = self.c * picked(self._of_gradient(fresh), segments, plan.choosing)
         return take_beyond_(x, segments, plan, fresh, thresholds)
 
     def _of_gradient(self, fresh: Fresh) -> Tensor:

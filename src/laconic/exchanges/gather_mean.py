@@ -68,8 +68,6 @@ class GatherMean:
         senders = _checked(envelope)
         plan = compressor.plan(segments, step=envelope.step, rooms=envelope.rooms)
         frame = frame_of(plan, self.values, x, envelope)
-        own, message = None, torch.empty(0, dtype=torch.uint8, device=x.device)
-        header = header_of(None, frame, envelope)
         if senders is None or envelope.rank in senders:
             fresh = envelope.fresh or kernels.fresh_of(x, segments)
             own = compressor.compress_(x, segments, plan, fresh)
@@ -80,6 +78,9 @@ class GatherMean:
             )  # fmt: skip
             give_back_(x, plan, own, packed.sent)
             own, message = packed.sent, packed.message
+        else:
+            own, message = None, torch.empty(0, dtype=torch.uint8, device=x.device)
+            header = header_of(None, frame, envelope)
         rows = yield AllGather(send=message, senders=senders, size=frame.total)
         messages = wire.unpack(rows, frame, header)
         headers = [m.header for m in messages]
@@ -87,7 +88,8 @@ class GatherMean:
             # Behind the last entry there may be room that stands for nothing.
             place = envelope.rank if senders is None else senders.index(envelope.rank)
             count = headers[place].count
-            own = replace(own, positions=own.positions[:count], values=own.values[:count])
+            if count < own.values.numel():
+                own = replace(own, positions=own.positions[:count], values=own.values[:count])
         counts = zip(*(h.counts for h in headers), strict=True) if plan.counted else []
         return Mean(
             values=Gathered(known=plan.known, payloads=tuple(m.payload for m in messages), over=self.over),

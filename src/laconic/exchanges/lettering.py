@@ -11,6 +11,7 @@ from torch import Tensor
 
 from laconic import kernels, wire
 from laconic.coding import Codec
+from laconic.kernels.copies import copy_on, numbers_on
 from laconic.types import Envelope, Payload, Plan
 
 
@@ -43,7 +44,7 @@ def give_back_(x: Tensor, plan: Plan, taken: Payload, sent: Payload) -> None:
         if isinstance(plan.known, slice):
             x[plan.known] += lost
         else:
-            x.index_add_(0, plan.known.to(x.device, non_blocking=True), lost)
+            x.index_add_(0, copy_on(x.device, plan.known), lost)
     if sent.values is not taken.values:
         # Behind the last entry both are zero.
         x.index_add_(0, taken.positions, taken.values - sent.values)
@@ -54,7 +55,8 @@ def all_read_finite(payloads: Sequence[Payload]) -> bool:
 
     Where everything is sent no rank has looked before, and what is finite may be too large for a codec's numbers.
     """
-    return kernels.all_finite(torch.cat([part for p in payloads for part in (p.known, p.values)]))
+    parts = [part for p in payloads for part in (p.known, p.values) if part.numel()]
+    return not parts or kernels.all_finite(torch.cat(parts))
 
 
 def header_of(payload: Payload | None, frame: wire.Frame, envelope: Envelope) -> wire.Header:
@@ -62,8 +64,13 @@ def header_of(payload: Payload | None, frame: wire.Frame, envelope: Envelope) ->
     count: Tensor | int = 0
     wanted: Tensor | int = 0
     if payload is not None:
-        rooms = torch.tensor(frame.plan.rooms, dtype=torch.int64).to(payload.wanted.device, non_blocking=True)
-        count, wanted = torch.minimum(payload.wanted, rooms).sum(), payload.wanted.sum()
+        rooms, device = frame.plan.rooms, payload.wanted.device
+        if device.type == "cpu":
+            said = payload.wanted.tolist()
+            count, wanted = sum(map(min, said, rooms)), sum(said)
+        else:
+            count = torch.minimum(payload.wanted, numbers_on(device, rooms)).sum()
+            wanted = payload.wanted.sum()
     return wire.Header(
         fingerprint=envelope.fingerprint,
         step=envelope.step,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from laconic.integrations.link import Link, Wire
-from laconic.layout import flatten, rows_of, unflatten
+from laconic.layout import rows_of, unflatten
 from laconic.segments import Segments
 
 
@@ -23,6 +23,12 @@ class PlainSurface:
         dtype = reduce(torch.promote_types, [p.dtype for p in parameters])
         self._arena = torch.zeros(self._segments.numel, dtype=dtype, device=parameters[0].device)
         self._views = self._segments.views(self._arena)
+        # The views in the parameters' shapes, and the strides that these had when they were made.
+        self._shaped: list[Tensor] = []
+        self._strides: list[tuple[int, ...]] = []
+        # Which parameters had a gradient, and the same on the device: as a rule they are those of the step before.
+        self._flags: list[int] = []
+        self._used = torch.empty(0, dtype=torch.uint8, device=self._arena.device)
         self._exchanged = False
 
     def install(self) -> None:
@@ -64,28 +70,44 @@ class PlainSurface:
         self._link.reducer.end_step()
         notes = self._link.reducer.outcome.notes
         assert notes is not None
-        self._unload((notes > 0).tolist())
+        self._unload(notes)
 
     def _load(self) -> Tensor:
         """Fill the arena; return which parameters have a gradient on this rank."""
-        used = torch.zeros(len(self._segments), dtype=torch.uint8)
-        for i, (name, p) in enumerate(self._link.parameters.items()):
+        parameters = self._link.parameters
+        strides = [p.stride() for p in parameters.values()]
+        if strides != self._strides:
+            pairs = zip(self._views, parameters.values(), strict=True)
+            self._shaped, self._strides = [unflatten(view, p) for view, p in pairs], strides
+        flags, targets, grads = [0] * len(strides), [], []
+        for i, (name, p) in enumerate(parameters.items()):
             if p.grad is None:
                 self._views[i].zero_()
                 continue
             if p.grad.layout is not torch.strided:
                 raise TypeError(f"the gradient of {name} is sparse; laconic wants dense ones. Use sparse=False.")
-            used[i] = 1
-            self._views[i].copy_(flatten(p.grad, p))
-        return used.to(self._arena.device)
+            flags[i] = 1
+            targets.append(self._shaped[i])
+            grads.append(p.grad)
+        if grads:
+            torch._foreach_copy_(targets, grads)
+        if flags != self._flags:
+            used = torch.tensor(flags, dtype=torch.uint8)
+            self._flags, self._used = flags, used.to(self._arena.device, non_blocking=True)
+        return self._used
 
-    def _unload(self, used: list[bool]) -> None:
+    def _unload(self, notes: Tensor) -> None:
         """Put the mean into the gradients; a parameter no rank used keeps none, unless something came for it."""
-        for p, view, anybody in zip(self._link.parameters.values(), self._views, used, strict=True):
-            if p.grad is not None:
-                p.grad.copy_(unflatten(view, p))
-            elif anybody or bool(view.any()):
-                p.grad = unflatten(view, p).to(p.dtype, copy=True)
+        parameters = list(self._link.parameters.values())
+        there = [(p.grad, view) for p, view in zip(parameters, self._shaped, strict=True) if p.grad is not None]
+        if there:
+            torch._foreach_copy_([grad for grad, _ in there], [view for _, view in there])
+        if len(there) == len(parameters):
+            # What others used matters to nobody here, and asking would make the host wait.
+            return
+        for p, view, shaped, count in zip(parameters, self._views, self._shaped, notes.tolist(), strict=True):
+            if p.grad is None and (count > 0 or bool(view.any())):
+                p.grad = shaped.to(p.dtype, copy=True)
 
 
 def share_first_ranks_model(module: torch.nn.Module, transport: Wire, *, buffers: bool = True) -> None:

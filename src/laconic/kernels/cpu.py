@@ -37,6 +37,7 @@ _PIECES, _SHARE = 8, 30
 # Candidates for the largest k may be this many times k, and a few, before another way is taken to find them.
 _CROWD, _FEW = 4, 1 << 16
 _BITS: dict[int, Any] = {2: np.int16, 4: np.int32, 8: np.int64}
+_MASKS = {size: kind(np.iinfo(kind).max) for size, kind in _BITS.items()}
 _RAW = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}
 
 _pools: dict[int, ThreadPoolExecutor] = {}
@@ -225,7 +226,7 @@ def _pieces(table: _Table, room: int = 0) -> int:
 def _spread(loop: Callable[..., None], table: _Table, *given: object, room: int = 0) -> None:
     """Run the loop over all chunks: each thread takes the next piece of them until none is left."""
     threads, pieces = _threads(table), _pieces(table, room)
-    bounds = np.array([table.chunks * i // pieces for i in range(pieces + 1)], np.int64)
+    bounds = _bounds(table.chunks, pieces)
     tickets = np.zeros(1, np.int64)
     others: list[Future[None]] = []
     if threads > 1:
@@ -234,6 +235,12 @@ def _spread(loop: Callable[..., None], table: _Table, *given: object, room: int 
     loop(tickets, bounds, 0, *given)
     for other in others:
         other.result()
+
+
+@lru_cache(maxsize=1024)
+def _bounds(chunks: int, pieces: int) -> Array:
+    """Return where pieces of so many chunks begin, and where the last ends."""
+    return np.array([chunks * i // pieces for i in range(pieces + 1)], np.int64)
 
 
 def _scan(x: Tensor, table: _Table, limits: Array, begins: Array, rooms: Array) -> tuple[Array, ...]:
@@ -259,14 +266,16 @@ def _counted(counts: Array) -> Tensor:
 
 
 def _array(x: Tensor) -> Array:
-    array: Array = x.detach().view(_RAW.get(x.dtype, x.dtype)).numpy()
+    if x.requires_grad:
+        x = x.detach()
+    array: Array = (x.view(_RAW[x.dtype]) if x.dtype in _RAW else x).numpy()
     return array
 
 
 def _bits(array: Array) -> tuple[Array, Any]:
     """Return the array's bits as signed numbers, and what masks the sign away."""
     dtype = _BITS[array.itemsize]
-    return array.view(dtype), dtype(np.iinfo(dtype).max)
+    return array.view(dtype), _MASKS[array.itemsize]
 
 
 def _wide(x: Tensor) -> Array:

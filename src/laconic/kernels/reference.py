@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -80,9 +81,9 @@ class Taken:
 def segment_norms(x: Tensor, segments: Segments, *, dtype: torch.dtype | None = None) -> Tensor:
     """Return each segment's norm, summed up in ``dtype``."""
     dtype = dtype or x.dtype
-    nothing = x.new_zeros((), dtype=dtype)
-    norms = [torch.linalg.vector_norm(v, dtype=dtype) if v.numel() else nothing for v in segments.views(x)]
-    return torch.stack(norms) if norms else x.new_zeros(0, dtype=dtype)
+    if not len(segments):
+        return x.new_zeros(0, dtype=dtype)
+    return torch.stack(list(torch._foreach_norm(segments.views(x), 2, dtype=dtype)))
 
 
 def accumulate_(
@@ -205,7 +206,8 @@ def fresh_of(x: Tensor, segments: Segments) -> Fresh:
 
 def all_finite(x: Tensor) -> bool:
     """Whether all entries are finite: one pass, no temporary of x's size."""
-    return x.numel() == 0 or bool(torch.isfinite(_largest(x)))
+    # What is not a number is both the least and the largest.
+    return x.numel() == 0 or all(map(isfinite, torch.stack(torch.aminmax(x)).tolist()))
 
 
 def _largest(x: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from laconic.coding import LOWER, OFFSET, ROOM, SIZE, UPPER, WIDTH, Blocks, Form
+from laconic.kernels.copies import shifts_on, zeros_on
 
 # The columns of a span's statistics.
 LEAST, LARGEST, MAGNITUDES, SQUARES, SUM, BELOW, BELOW_COUNT, COUNT = range(8)
@@ -123,17 +124,15 @@ def dequantise(codes: Tensor, ends: Tensor, numbers: Tensor, form: Form) -> Tens
 def pack_codes(codes: Tensor, bits: int) -> Tensor:
     """Return codes of so many bits, a divisor of 8, in a row, the first in a byte's lowest bits."""
     each = 8 // bits
-    full = torch.zeros(-(-codes.numel() // each) * each, dtype=torch.uint8, device=codes.device)
-    full[: codes.numel()] = codes
-    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=codes.device)
-    return (full.view(-1, each) << shifts).sum(1, dtype=torch.uint8)
+    missing = -codes.numel() % each
+    full = torch.cat([codes, zeros_on(codes.device, missing)]) if missing else codes
+    return (full.view(-1, each) << shifts_on(codes.device, bits)).sum(1, dtype=torch.uint8)
 
 
 def unpack_codes(raw: Tensor, bits: int, count: int) -> Tensor:
-    """Return the first ``count`` codes of so many bits."""
-    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=raw.device)
-    codes: Tensor = raw.unsqueeze(1) >> shifts & (2**bits - 1)
-    return codes.flatten()[:count]
+    """Return the first ``count`` codes of so many bits, of each row where there are several."""
+    codes: Tensor = raw.unsqueeze(-1) >> shifts_on(raw.device, bits) & (2**bits - 1)
+    return codes.flatten(-2)[..., :count]
 
 
 def owners(ends: Tensor, count: int) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,9 +21,8 @@ from laconic.lab.talk import Talking
 from laconic.lab.training import Course
 from laconic.lab.tuning import told
 from laconic.lab.work import Place, Tally, Work
+from laconic.lab.wrapping import in_buckets, settle_buckets
 
-# Small models have several buckets too, so that sending overlaps backward as it does in large ones.
-_BUCKET_MEGABYTES = 1
 # Lines with the density of every layer, and with what each amount would be worth.
 _LAYER_LINES = 60
 
@@ -53,11 +51,17 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Ways:
-    """What a rank of its own process does in one way, and one that shares a process in another."""
+    """What a rank of its own process does in one way, and one that shares a process in another.
+
+    With ``buckets`` the model is DDP's; without it is a plain module, with one exchange a step. ``ahead``: on a GPU
+    the next batch is made by a thread of its own.
+    """
 
     attach: Callable[[torch.nn.Module, torch.optim.Optimizer, laconic.Method], laconic.Link] = laconic.attach
     clock: Clock = field(default_factory=WallClock)
     saves: bool = True
+    buckets: bool = True
+    ahead: bool = True
 
 
 class Loop:
@@ -78,31 +82,29 @@ class Loop:
         self.work, self.course, self.method, self.place = work, course, method, place
         self.talk, self.folder, self.ways = talk, folder, ways or Ways()
         self._talk_before = talk.wire_bytes
-        on_gpu = [place.device.index] if place.device.type == "cuda" else None
-        self.ddp = DistributedDataParallel(
-            work.model, bucket_cap_mb=_BUCKET_MEGABYTES, device_ids=on_gpu, **_buffers_stay()
-        )
-        if resumes:
-            self._settle_buckets()
+        self.module = in_buckets(work.model, place.device) if self.ways.buckets else work.model
+        if resumes and isinstance(self.module, DistributedDataParallel):
+            settle_buckets(self.module, work)
         self.optimizer = course.make_optimizer(work.model)
-        self.link = self.ways.attach(self.ddp, self.optimizer, method)
+        self.link = self.ways.attach(self.module, self.optimizer, method)
+        # Local methods clip by themselves, or are there to show what happens without.
+        self._clips = bool(course.clip) and method.local is None and not method.clips_gradients
+        self._clipped: torch.Tensor | None = None
+        self._parameters = list(work.model.parameters())
+        if self._clips and not self.ways.buckets:
+            # A plain module's gradients are the mean once the link's hook has run, which is before this one; the
+            # weight decay of a method that owns momentum is in them by then, and clipped with them.
+            self.optimizer.register_step_pre_hook(lambda *_: self._clip())
         self.step, self.totals = 0, Totals()
         self.meter = Meter(place.device, self.totals, self.ways.clock)
         self._look_every = 1
         self._last: dict[str, Any] = {}
         self._scores: dict[str, float] = {}
 
-    def _settle_buckets(self) -> None:
-        """Have DDP order its buckets as a run has them from its second step on, by a step that is thrown away.
-
-        With three ranks or more the order in which gloo adds up depends on where a gradient lies in its bucket.
-        """
-        self.work.loss(self.ddp, self.work.batch(0)).backward()
-        self.ddp.zero_grad()
-
     def run(self, watcher: Watcher, wish: StopWish, *, checkpoint_every: int | None) -> Outcome:
         """Train to the last step, or until all ranks agree to stop; every rank returns the same scores."""
-        with Ahead(self.work.batch, threaded=self.place.device.type == "cuda") as ahead:
+        threaded = self.ways.ahead and self.place.device.type == "cuda"
+        with Ahead(self.work.batch, threaded=threaded) as ahead:
             stopped = self._train(ahead, watcher, wish, save_every=checkpoint_every or self.course.eval_every)
         return self._outcome(stopped=stopped)
 
@@ -151,18 +153,20 @@ class Loop:
         _seed(self.place.device, seed_for(course.seed, "step", self.place.rank, self.step))
         for group in self.optimizer.param_groups:
             group["lr"] = course.rate_at(self.step)
-        loss = work.loss(self.ddp, batch)
+        loss = work.loss(self.module, batch)
         if self.method.needs_loss:
             self.link.observe(loss)
         loss.backward()
-        clipped = None
-        # Local methods clip by themselves, or are there to show what happens without.
-        if course.clip and self.method.local is None and not self.method.clips_gradients:
-            clipped = torch.nn.utils.clip_grad_norm_(work.model.parameters(), course.clip) > course.clip
+        if self._clips and self.ways.buckets:
+            self._clip()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        meter.stepped(loss, waited, clipped)
+        meter.stepped(loss, waited, self._clipped)
         self.step += 1
+
+    def _clip(self) -> None:
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.course.clip)
+        self._clipped = norm > self.course.clip
 
     def _write_line(self, meter: Meter, watcher: Watcher, *, evaluate: bool) -> None:
         stats, totals = self.link.stats, self.totals
@@ -280,15 +284,11 @@ def _seed(device: torch.device, seed: int) -> None:
     if device.type == "cpu":
         # torch.manual_seed also leaves word for every kind of device that is not there, which takes a millisecond.
         torch.default_generator.manual_seed(seed)
+    elif device.type == "cuda" and device.index is not None:
+        torch.default_generator.manual_seed(seed)
+        torch.cuda.default_generators[device.index].manual_seed(seed)
     else:
         torch.manual_seed(seed)
-
-
-def _buffers_stay() -> dict[str, Any]:
-    """Keep DDP from sending buffers (BatchNorm's) in every step: they are averaged before an evaluation."""
-    # The option has another name since torch 2.13, where the old one warns.
-    new = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
-    return {"forward_sync_buffers" if new else "broadcast_buffers": False}
 
 
 def digest(model: torch.nn.Module) -> str:

@@ -87,7 +87,7 @@ def _simulate(
         return run_trial(replace(trial, resume=False), seat, environment)
 
     try:
-        with read_once(world.timing.charge), _loaded_once(trial.spec.task):
+        with read_once(world.timing.charge), loaded_once(trial.spec.task):
             return world.run(work)[0]
     except LaconicError as error:
         # All ranks have ended by it, and other methods may do better.
@@ -95,10 +95,10 @@ def _simulate(
 
 
 @contextmanager
-def _loaded_once(task: Task) -> Iterator[None]:
+def loaded_once(task: Task) -> Iterator[None]:
     """Have all ranks share the data, which a rank with a process of its own loads for itself."""
     names = vars(sys.modules[type(task).__module__])
-    loaders: dict[str, Any] = {name: names[name] for name in ("load", "load_folder_text") if name in names}
+    loaders: dict[str, Any] = {name: names[name] for name in ("load", "load_folder_text", "coded") if name in names}
     names |= {name: cache(load) for name, load in loaders.items()}
     try:
         yield

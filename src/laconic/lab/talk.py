@@ -82,11 +82,13 @@ class Talk:
 
 def in_one(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the entries of all tensors, one behind the other, with the precision to add them up."""
-    return torch.cat([tensor.detach().double().cpu().flatten() for tensor in tensors])
+    # Off the device in one go: each is waited for.
+    return torch.cat([tensor.detach().double().flatten() for tensor in tensors]).cpu()
 
 
 def spread_(tensors: Sequence[torch.Tensor], entries: torch.Tensor) -> None:
     """Replace the tensors by entries that lie one behind the other."""
+    entries = entries.to(tensors[0].device)
     for tensor, mine in zip(tensors, entries.split([tensor.numel() for tensor in tensors]), strict=True):
         tensor.copy_(mine.view_as(tensor))
 

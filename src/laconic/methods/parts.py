@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, get_args
 
 from laconic import codecs
 from laconic.arguments import check_choice
 from laconic.coding import Codec
-from laconic.exchanges import GatherMean, ShardedMean, SmallestMean
+from laconic.exchanges import GatherMean, LedMean, ShardedMean, SmallestMean
 from laconic.types import Exchange, Over
 
-Carrier = Literal["gather", "sharded", "smallest"]
+Carrier = Literal["gather", "sharded", "smallest", "led"]
 
 
 def carried(exchange: Carrier, values: Codec | str, *, over: Over = "ranks") -> Exchange:
@@ -28,4 +29,5 @@ def carried(exchange: Carrier, values: Codec | str, *, over: Over = "ranks") -> 
             f"over={over!r} counts who sent an entry, which adding up does not tell, got exchange={exchange!r}. "
             f"Write exchange='gather', or leave over='ranks'."
         )
-    return ShardedMean(values=codec) if exchange == "sharded" else SmallestMean(values=codec)
+    others: dict[str, Callable[..., Exchange]] = {"sharded": ShardedMean, "smallest": SmallestMean, "led": LedMean}
+    return others[exchange](values=codec)

@@ -79,7 +79,7 @@ def batched(works: Sequence[Lossy], batches: Sequence[Any], *, alike: bool) -> l
     """
     host = works[0]
     given = [(batch, work.state_dict()) for work, batch in zip(works, batches, strict=True)]
-    shapes = [_filled(each, [(t.shape, t.dtype) for t in tensors_in(each)]) for each in given]
+    shapes = [filled(each, [(t.shape, t.dtype) for t in tensors_in(each)]) for each in given]
     if any(shape != shapes[0] for shape in shapes):
         raise ValueError("batches of unlike sizes")
     rows = [torch.stack(column) for column in zip(*(tensors_in(each) for each in given), strict=True)]
@@ -90,7 +90,7 @@ def batched(works: Sequence[Lossy], batches: Sequence[Any], *, alike: bool) -> l
     loss_of, left = _LossOf(host), list[Any]()
 
     def loss(parameters: dict[str, Tensor], tensors: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        batch, state = _filled(given[0], tensors)
+        batch, state = filled(given[0], tensors)
         host.load_state_dict(state)
         value = functional_call(loss_of, {f"model.{name}": p for name, p in parameters.items()}, (batch,))
         left[:] = [host.state_dict()]
@@ -108,7 +108,7 @@ def batched(works: Sequence[Lossy], batches: Sequence[Any], *, alike: bool) -> l
         Made(
             loss=losses[rank],
             grads={name: grad[rank] for name, grad in grads.items()},
-            state=_filled(left[0], [tensor[rank] for tensor in states]),
+            state=filled(left[0], [tensor[rank] for tensor in states]),
         )
         for rank in range(len(works))
     ]
@@ -192,22 +192,23 @@ def handed_out(made: Made, parameters: Mapping[str, nn.Parameter], order: Sequen
 
 def tensors_in(tree: Any) -> list[Tensor]:
     """Return the tensors in dataclasses, dictionaries and sequences."""
-    return [part for part in _parts(tree) if isinstance(part, Tensor)]
+    return [part for part in parts_in(tree) if isinstance(part, Tensor)]
 
 
-def _parts(tree: Any) -> Iterator[Any]:
+def parts_in(tree: Any) -> Iterator[Any]:
+    """Yield what is in dataclasses, dictionaries and sequences, tensors and all else."""
     if is_dataclass(tree) and not isinstance(tree, type):
         tree = [getattr(tree, f.name) for f in fields(tree)]
     elif isinstance(tree, Mapping):
         tree = list(tree.values())
     if isinstance(tree, list | tuple):
         for part in tree:
-            yield from _parts(part)
+            yield from parts_in(part)
     else:
         yield tree
 
 
-def _filled(tree: Any, values: Sequence[Any]) -> Any:
+def filled(tree: Any, values: Sequence[Any]) -> Any:
     """Return the same with other values in the places of the tensors."""
     left = iter(values)
 

@@ -76,6 +76,8 @@ class Pace:
         >>> Pace(ranks=1, outages=(Outage(rank=0, second=2.0, seconds=10.0),)).after(0, 1.0, 3.0)
         14.0
         """
+        if not self.outages:
+            return second + work
         now = second
         for outage in sorted((o for o in self.outages if o.rank == rank), key=lambda o: o.second):
             end = outage.second + outage.seconds

@@ -22,7 +22,8 @@ class Timing:
     """
 
     def __init__(self, network: Network, pace: Pace) -> None:
-        self.network, self.clocks = network, [RankClock(rank, pace) for rank in range(network.ranks)]
+        self.network, self.pace = network, pace
+        self.clocks = [RankClock(rank, pace) for rank in range(network.ranks)]
         self._at_work = 0
         # Until when each wire is in use, and how long that between nodes was.
         self._free, self.wire_seconds = dict[int, float](), 0.0

@@ -67,8 +67,10 @@ class World:
         clock.entries = sum(p.numel() for p in parameters)
         for hook in self._hooks[rank]:
             hook.remove()
+        # Where steps take no time it is all the same when a gradient comes, and a hook a gradient is not cheap.
+        heard = parameters if self.timing.pace.seconds != 0.0 else []
         # Before DDP, which hears of a gradient when it is in its place.
-        self._hooks[rank] = [p.register_hook(partial(_made, clock, p.numel())) for p in parameters]
+        self._hooks[rank] = [p.register_hook(partial(_made, clock, p.numel())) for p in heard]
         return link
 
     def together(self, rank: int, what: str, given: T, make: Callable[[list[T]], R]) -> R:

@@ -43,6 +43,8 @@ WORDS = 10
 HEADER_BYTES = 8 * WORDS
 _NOT_FINITE = 1
 _ALARMED = 2
+# Two numbers that are not known.
+_UNKNOWN = int.from_bytes(struct.pack("<ff", nan, nan), "little", signed=True)
 _KINDS = ("float", "bfloat16", "line", "table")
 
 
@@ -68,12 +70,21 @@ class Header:
         flags = (_ALARMED if self.alarmed else 0) | self.value_bytes << 8 | self.written << 16
         loss = int.from_bytes(struct.pack("<d", self.loss), "little", signed=True)
         pace = int.from_bytes(struct.pack("<ff", self.pace.waited, self.pace.rest), "little", signed=True)
-        host = [MAGIC, self.fingerprint, self.step, 0, 0, flags, self.rates, loss, pace, 0]
+        here = device.type == "cpu"
+        # What is known to the host is written there; to ask a device for the rest would make the host wait.
+        count, wanted = (int(n) if here or isinstance(n, int) else 0 for n in (self.count, self.wanted))
+        if (here or isinstance(self.finite, bool)) and not self.finite:
+            flags |= _NOT_FINITE
+        host = [MAGIC, self.fingerprint, self.step, count, wanted, flags, self.rates, loss, pace, _UNKNOWN]
         words = torch.tensor(host, dtype=torch.int64).to(device, non_blocking=True)
-        words[3], words[4] = self.count, self.wanted
-        unknown = torch.full((2,), nan, dtype=torch.float32, device=device)
-        words[9:] = (unknown if self.change is None else self.change).view(torch.int64)
-        words[5] += (~torch.as_tensor(self.finite, device=device)).to(torch.int64) * _NOT_FINITE
+        if isinstance(self.count, Tensor) and isinstance(self.wanted, Tensor) and not here:
+            words[3:5] = torch.stack([self.count, self.wanted])
+        elif not here:
+            words[3], words[4] = self.count, self.wanted
+        if isinstance(self.finite, Tensor) and not here:
+            words[5] += self.finite.to(device).logical_not() * _NOT_FINITE
+        if self.change is not None:
+            words[9:] = self.change.view(torch.int64)
         return words
 
     @property

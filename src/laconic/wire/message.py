@@ -6,6 +6,7 @@ at multiples of 8 bytes. docs/wire-format.md says it in full.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,10 +16,11 @@ from torch import Tensor
 from laconic import kernels
 from laconic.coding import Blocks, Codec, Form, blocks_of, padded
 from laconic.errors import WireError
+from laconic.kernels.copies import zeros_on
 from laconic.spectrum import SPECTRUM_BYTES, Spectrum
 from laconic.types import Payload, Plan
 from laconic.wire.header import HEADER_BYTES, Header, Received, read_headers
-from laconic.wire.values import Shared, encode_values, read_values
+from laconic.wire.values import Shared, encode_values, on_device, read_values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +84,7 @@ class Frame:
         """How many spans of values share numbers: known parameters, then segments that are chosen from."""
         return len(self.plan.known_sizes) + len(self.plan.choosing)
 
-    @property
+    @cached_property
     def count_dtype(self) -> torch.dtype:
         """What a count is written in."""
         return torch.int32 if all(s.size < 2**31 for s in self.plan.choosing) else torch.int64
@@ -126,27 +128,36 @@ def pack(
 ) -> Packed:
     """Return the message as one byte tensor of exactly ``frame.total`` bytes, and what it says."""
     device, plan, layout = payload.known.device, frame.plan, frame.layout
-    rooms = torch.tensor(plan.rooms, dtype=torch.int64).to(device, non_blocking=True)
-    ends = torch.minimum(payload.wanted, rooms).cumsum(0)
+    ends = torch.minimum(payload.wanted, on_device(plan.rooms, device)).cumsum(0)
     written = encode_values(codec, payload, plan.known_sizes, ends, seed=seed)
-    out = torch.zeros(layout.total, dtype=torch.uint8, device=device)
-    counts = payload.wanted if plan.counted else payload.wanted[:0]
     parts = (
         (0, header.words(device)),
-        (HEADER_BYTES, counts.to(frame.count_dtype)),
-        (layout.spectrum, out[:0] if spectrum is None else spectrum),
-        (layout.notes, out[:0] if notes is None else notes.to(torch.uint8)),
+        (HEADER_BYTES, payload.wanted.to(frame.count_dtype) if plan.counted else None),
+        (layout.spectrum, spectrum),
+        (layout.notes, None if notes is None else notes.to(torch.uint8)),
         (layout.numbers, written.numbers),
         (layout.known, written.known),
         (layout.values, written.chosen),
         (layout.positions, kernels.encode_positions(payload.positions, ends, frame.blocks)),
     )
-    for start, part in parts:
-        # What is empty may have a stride of 0, and cannot be viewed as bytes.
-        if part.numel():
-            raw = part.contiguous().view(torch.uint8).flatten()
-            out[start : start + raw.numel()] = raw
+    out = _laid_out(parts, layout.total, device)
     return Packed(message=out, sent=replace(payload, known=written.sent_known, values=written.sent_chosen))
+
+
+def _laid_out(parts: Sequence[tuple[int, Tensor | None]], total: int, device: torch.device) -> Tensor:
+    """Return bytes in which each part begins where it should, zero between them; one call writes them all."""
+    pieces, end = [], 0
+    for start, part in (*parts, (total, None)):
+        assert start >= end, f"a part ends at {end}, the next begins at {start}"
+        # What is empty may have a stride of 0, and cannot be viewed as bytes.
+        raw = part.reshape(-1).view(torch.uint8) if part is not None and part.numel() else None
+        if start > end and (raw is not None or start == total):
+            pieces.append(zeros_on(device, start - end))
+            end = start
+        if raw is not None:
+            pieces.append(raw)
+            end += raw.numel()
+    return torch.cat(pieces)
 
 
 def unpack(rows: Tensor, frame: Frame, own: Header) -> list[Message]:
@@ -157,7 +168,8 @@ def unpack(rows: Tensor, frame: Frame, own: Header) -> list[Message]:
     # One copy to the host has all that it needs to know.
     said = rows[:, : layout.notes].cpu()
     counts = said[:, HEADER_BYTES : layout.spectrum].contiguous().view(frame.count_dtype)
-    headers = read_headers(said, own, plan, counts[:, : len(plan.choosing) if plan.counted else 0])
+    counts = counts[:, : len(plan.choosing) if plan.counted else 0]
+    headers = read_headers(said, own, plan, counts)
     placed = kernels.decode_positions(rows[:, layout.positions :], [list(h.chosen) for h in headers], frame.blocks)
     # What a rank chose whose gradient is not finite means nothing, and is not looked at.
     damaged = [rank for rank, h in enumerate(headers) if h.finite and not placed.good[rank]]
@@ -166,23 +178,26 @@ def unpack(rows: Tensor, frame: Frame, own: Header) -> list[Message]:
             f"rank {damaged[0]} sent positions that do not ascend within their segments, or not as "
             f"many as it says. A message was damaged on the way, or the ranks run unlike versions."
         )
-    return [_message(rows[i], said[i], frame, h, placed.positions[i]) for i, h in enumerate(headers)]
+    known, chosen = _values(rows, frame, headers)
+    wanted, notes = counts.to(torch.int64), rows[:, layout.notes : layout.notes + frame.notes]
+    return [
+        Message(
+            header=headers[i],
+            payload=Payload(known=known[i], positions=placed.positions[i], values=chosen[i], wanted=wanted[i]),
+            notes=notes[i],
+            spectrum=Spectrum.read(said[i, layout.spectrum :]) if frame.spectrum else None,
+        )
+        for i in range(len(headers))
+    ]
 
 
-def _message(row: Tensor, said: Tensor, frame: Frame, header: Received, positions: Tensor) -> Message:
-    layout, plan = frame.layout, frame.plan
-    numbers = row[layout.numbers : layout.known].view(frame.dtype)[: frame.spans * frame.form.numbers]
-    shared = Shared(form=frame.form, numbers=numbers.view(frame.spans, frame.form.numbers))
-    known, chosen = shared.split(len(plan.known_sizes))
-    payload = Payload(
-        known=read_values(row[layout.known : layout.values], known, plan.known_sizes),
-        positions=positions,
-        values=read_values(row[layout.values : layout.positions], chosen, header.chosen),
-        wanted=torch.tensor(header.counts, dtype=torch.int64),
-    )
-    return Message(
-        header=header,
-        payload=payload,
-        notes=row[layout.notes : layout.notes + frame.notes],
-        spectrum=Spectrum.read(said[layout.spectrum :]) if frame.spectrum else None,
+def _values(rows: Tensor, frame: Frame, headers: Sequence[Received]) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the known values of each rank, and the chosen ones."""
+    layout, sizes = frame.layout, frame.plan.known_sizes
+    numbers = rows[:, layout.numbers : layout.known].view(frame.dtype)[:, : frame.spans * frame.form.numbers]
+    shared = Shared(form=frame.form, numbers=numbers.unflatten(1, (frame.spans, frame.form.numbers)))
+    known, chosen = shared.split(len(sizes))
+    return (
+        read_values(rows[:, layout.known : layout.values], known, [sizes] * len(headers)),
+        read_values(rows[:, layout.values : layout.positions], chosen, [h.chosen for h in headers]),
     )

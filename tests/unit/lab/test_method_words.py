@@ -60,7 +60,7 @@ def test_how_a_local_method_sends_is_a_word_within_the_word():
             "values must be one of exact, bfloat16, int8, .*, got 'int5'. For exact ones leave it out",
         ),
         ("topk:values=4", "wrong type: values must be a codec such as .*, got 4"),
-        ("topk:exchange=ring", "exchange must be one of gather, sharded, smallest; got 'ring'"),
+        ("topk:exchange=ring", "exchange must be one of gather, sharded, smallest, led; got 'ring'"),
         ("celgc:send=tpk+density=0.1", "sends by 'tpk.density=0.1', which is no method: no method is called 'tpk'"),
         ("celgc:send=topk+0.1", "'topk.0.1', which is no method: .* settings stand behind a .+, as in send=topk"),
         ("celgc:send=topk+depth=3:every=4", r"sends by 'topk.depth=3', .* topk\(\) has no setting depth"),

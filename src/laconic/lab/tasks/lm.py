@@ -149,6 +149,29 @@ class Window:
     first: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class Codes:
+    """A text as numbers, of a vocabulary of a size: to train on, and what there is to score."""
+
+    vocabulary: int
+    train: Tensor
+    scored: dict[str, Tensor]
+
+
+def coded(text: kinds.Text, level: Level) -> Codes:
+    """Read a text as numbers; words that are not in its training part are one number."""
+    parts = {"valid": text.valid, "test": text.test}
+    if level == "char":
+        vocabulary = Vocabulary.of_characters([text.train, *parts.values()])
+    else:
+        vocabulary = Vocabulary.of_words(text.train)
+    return Codes(
+        vocabulary=len(vocabulary),
+        train=torch.from_numpy(vocabulary.encode(text.train)),
+        scored={name: torch.from_numpy(vocabulary.encode(part)) for name, part in parts.items() if part},
+    )
+
+
 class LmWork:
     """The training text is cut in ranks x batch parallel streams; a rank walks along its own, window by window.
 
@@ -157,27 +180,24 @@ class LmWork:
 
     def __init__(self, task: Lm, text: kinds.Text, place: Place) -> None:
         if task.tokens == "char":
-            vocabulary = Vocabulary.of_characters([text.train, text.valid, text.test])
             self.metric = Metric(name="bits per character", lower_is_better=True)
             self._unit = math.log(2)
         else:
-            vocabulary = Vocabulary.of_words(text.train)
             self.metric = Metric(name="perplexity", lower_is_better=True, exponential=True)
             self._unit = 1.0
+        codes = coded(text, task.tokens)
         self._place, self._length = place, task.settled().length or 1
-        train = torch.from_numpy(vocabulary.encode(text.train))
-        rows = _streams(train, place.ranks * place.batch)[place.rank * place.batch :][: place.batch]
+        rows = _streams(codes.train, place.ranks * place.batch)[place.rank * place.batch :][: place.batch]
         # A view would keep the whole text, once for every rank that shares a process.
         self._rows = rows.clone().to(place.device)
         self.steps_per_epoch = _windows(rows.shape[1], self._length)
-        scored = {"valid": text.valid, "test": text.test}
-        self._scored = {name: torch.from_numpy(vocabulary.encode(part)) for name, part in scored.items() if part}
-        self.splits: tuple[str, ...] = tuple(name for name, codes in self._scored.items() if len(codes) > 1)
+        self._scored = codes.scored
+        self.splits: tuple[str, ...] = tuple(name for name, part in self._scored.items() if len(part) > 1)
         if "valid" not in self.splits:
             raise ValueError(
                 f"{text.name} has no text to validate on. Give it two tokens or more in its valid part."
             )
-        self.model: nn.Module = task.build(len(vocabulary)).to(place.device)
+        self.model: nn.Module = task.build(codes.vocabulary).to(place.device)
         self._state: State | None = None
 
     def batch(self, step: int) -> Window:
@@ -204,15 +224,17 @@ class LmWork:
         # Streams overlap by one token: a stream's last target is the first of the next.
         tokens = _streams(codes[:-1], number)[mine].to(self._place.device)
         targets = _streams(codes[1:], number)[mine].to(self._place.device)
-        nats, state = 0.0, None
+        # Read once, at the end: to read a number is to wait for the GPU.
+        sum_of_nats, state = torch.zeros((), dtype=torch.float64, device=self._place.device), None
         self.model.eval()
         for x, y in zip(tokens.split(self._length, 1), targets.split(self._length, 1), strict=True):
             if not len(tokens):
                 break
             reading: Reading = self.model(x, state)
             state = reading.state
-            nats += float(functional.cross_entropy(reading.scores.flatten(0, 1), y.flatten(), reduction="sum"))
+            sum_of_nats += functional.cross_entropy(reading.scores.flatten(0, 1), y.flatten(), reduction="sum")
         self.model.train()
+        nats = float(sum_of_nats)
         return Tally(loss=nats, examples=tokens.numel(), score=nats / self._unit, scored=tokens.numel())
 
     def state_dict(self) -> dict[str, Any]:

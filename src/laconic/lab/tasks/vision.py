@@ -133,15 +133,17 @@ class VisionWork:
     def evaluate(self, split: str) -> Tally:
         """Count what is told right among this rank's share of the test pictures."""
         check_choice("split", split, self.splits)
-        loss, right = 0.0, 0
+        # Loss and right answers, read once at the end: to read a number is to wait for the GPU.
+        sums = torch.zeros(2, dtype=torch.float64, device=self._place.device)
         self.model.eval()
         for images, labels in zip(
             self._test.split(_EVALUATED_AT_ONCE), self._test_labels.split(_EVALUATED_AT_ONCE), strict=True
         ):
             scores = self.model(_channels_first(self._normalised(images)))
-            loss += float(F.cross_entropy(scores, labels, reduction="sum"))
-            right += int((scores.argmax(1) == labels).sum())
+            sums[0] += F.cross_entropy(scores, labels, reduction="sum")
+            sums[1] += (scores.argmax(1) == labels).sum()
         self.model.train()
+        loss, right = sums.tolist()
         number = len(self._test_labels)
         return Tally(loss=loss, examples=number, score=right, scored=number)
 

@@ -1,0 +1,199 @@
+"""Ranks take turns to choose for all: one message has positions, the others values alone.
+
+After the cyclic choice of ScaleCom (Chen et al., NeurIPS 2020), written from its formulas. A position costs ten
+bits or more, a value may cost one: where N ranks choose for themselves each pays for positions at every step, here
+at every Nth. What ranks owe is the sum of many steps, in which they are much alike, so that one can choose for all.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Generator
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from laconic import kernels, wire
+from laconic.codecs import Exact
+from laconic.coding import Codec
+from laconic.collectives import AllGather, Reply, Request
+from laconic.exchanges.lettering import (
+    all_read_finite,
+    check_codec,
+    frame_of,
+    give_back_,
+    header_of,
+    mean_told,
+    seed_of,
+    share_told,
+)
+from laconic.exchanges.reducing import refuse_some_senders
+from laconic.pace import Pace
+from laconic.segments import Segments
+from laconic.spectrum import Spectrum
+from laconic.types import Compressor, Envelope, Gathered, Mean, Payload, Plan, Steps
+
+_DIGEST_BYTES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedMean:
+    """One rank, another in every step, chooses and tells its entries; the others tell what they have there.
+
+    Three rounds: eight bytes by which ranks see that they agree on whose turn it is, one message to all, then those
+    of all others. ``values`` says how values are written; the rank that rounded owes what that loses. Entries that
+    every rank sends anyway are in every message.
+    """
+
+    name: ClassVar[str] = "led_mean"
+    tells: ClassVar[bool] = True
+    values: Codec = field(default_factory=Exact)
+
+    def __post_init__(self) -> None:
+        check_codec(self.values)
+
+    @property
+    def lossless(self) -> bool:
+        """Whether values arrive as they are."""
+        return isinstance(self.values, Exact)
+
+    def check(self, compressor: Compressor) -> None:
+        """Refuse what chooses nothing, and what does more to an entry than choose it."""
+        if not compressor.ranks_choose:
+            raise ValueError(
+                f"led_mean saves the positions of entries that ranks choose, and {compressor.name} has none. Use "
+                f"GatherMean() or ReduceMean()."
+            )
+        if compressor.name in ("damped", "stochastic", "adacomp", "strom"):
+            raise ValueError(
+                f"led_mean has one rank choose for all, and {compressor.name} also changes what each rank sends. "
+                f"Use GatherMean()."
+            )
+
+    def steps(self, x: Tensor, segments: Segments, compressor: Compressor, envelope: Envelope) -> Steps:
+        """Leave in x what this rank did not send; return the mean of what all ranks sent."""
+        refuse_some_senders(self.name, envelope)
+        self.check(compressor)
+        plan = compressor.plan(segments, step=envelope.step, rooms=envelope.rooms)
+        ranks, leader = envelope.world_size, envelope.step % envelope.world_size
+        leads = envelope.rank == leader
+        first = frame_of(plan, self.values, x, envelope)
+        header = header_of(None, first, envelope)
+        yield from _agreed(header, envelope, x.device)
+        message, own = torch.empty(0, dtype=torch.uint8, device=x.device), None
+        if leads:
+            taken = compressor.compress_(x, segments, plan, envelope.fresh or kernels.fresh_of(x, segments))
+            header = header_of(taken, first, envelope)
+            packed = self._pack(first, taken, header, envelope)
+            give_back_(x, plan, taken, packed.sent)
+            message, own = packed.message, packed.sent
+        rows = yield AllGather(send=message, senders=(leader,), size=first.total)
+        (led,) = wire.unpack(rows, first, header)
+
+        following = _following(plan, led)
+        second = frame_of(following, self.values, x, envelope)
+        others = tuple(rank for rank in range(ranks) if rank != leader)
+        header = header_of(None, second, envelope)
+        if not leads:
+            taken = _taken_(x, following)
+            header = header_of(taken, second, envelope)
+            packed = self._pack(second, taken, header, envelope)
+            give_back_(x, following, taken, packed.sent)
+            message, own = packed.message, packed.sent
+        heard = [_same_form(led)]
+        if others:
+            send = message[:0] if leads else message
+            rows = yield AllGather(send=send, senders=others, size=second.total)
+            heard = wire.unpack(rows, second, header)
+            heard.insert(leader, _same_form(led))
+        assert own is not None
+        mean = _mean(plan, following, led, heard)
+        return replace(
+            mean,
+            own=_own(own, plan, led, leads=leads),
+            message_bytes=_DIGEST_BYTES + (first.total + (ranks - 1) * second.total) // ranks,
+            fixed_bytes=_DIGEST_BYTES + (first.fixed + (ranks - 1) * second.fixed) // ranks,
+            value_bits=first.value_bits,
+        )
+
+    def _pack(self, frame: wire.Frame, taken: Payload, header: wire.Header, envelope: Envelope) -> wire.Packed:
+        return wire.pack(
+            frame,
+            taken,
+            header,
+            self.values,
+            notes=envelope.notes,
+            spectrum=envelope.spectrum,
+            seed=seed_of(envelope),
+        )
+
+
+def _agreed(own: wire.Header, envelope: Envelope, device: torch.device) -> Generator[Request, Reply, None]:
+    """Raise on every rank if one is elsewhere: it would wait for what nobody sends, and others for its message."""
+    said = (own.fingerprint, own.step, own.rates, own.value_bytes, own.written)
+    digest = torch.tensor([zlib.crc32(repr(said).encode())], dtype=torch.int64).view(torch.uint8).to(device)
+    rows = yield AllGather(send=digest)
+    if bool((rows == rows[envelope.rank]).all()):
+        return
+    rows = yield AllGather(send=own.words(device).view(torch.uint8))
+    nothing = Plan(known=slice(0, 0), known_sizes=())
+    wire.read_headers(rows.cpu(), own, nothing, torch.empty(len(rows), 0, dtype=torch.int64))
+
+
+def _following(plan: Plan, led: wire.Message) -> Plan:
+    """Return the plan of those who follow: what was chosen for them is known to all."""
+    known = plan.known
+    if isinstance(known, slice):
+        known = torch.arange(known.start or 0, known.stop)[: plan.known_count]
+    at = led.payload.positions
+    known = torch.cat([known.to(at.device, non_blocking=True), at])
+    return Plan(known=known, known_sizes=(*plan.known_sizes, *led.header.chosen), step=plan.step)
+
+
+def _taken_(x: Tensor, following: Plan) -> Payload:
+    """Take out of x what was chosen."""
+    assert isinstance(following.known, Tensor)
+    values = x.index_select(0, following.known)
+    x.index_fill_(0, following.known, 0)
+    nothing = torch.empty(0, dtype=torch.int64, device=x.device)
+    return Payload(known=values, positions=nothing, values=x[:0], wanted=nothing)
+
+
+def _same_form(led: wire.Message) -> wire.Message:
+    """Return the leader's message as if it had followed."""
+    payload = led.payload
+    known = torch.cat([payload.known, payload.values])
+    return replace(led, payload=replace(payload, known=known, positions=payload.positions[:0], values=known[:0]))
+
+
+def _own(sent: Payload, plan: Plan, led: wire.Message, *, leads: bool) -> Payload:
+    """Return what this rank sent, with positions."""
+    at = led.payload.positions
+    if leads:
+        # Behind the last entry there may be room that stands for nothing.
+        return replace(sent, positions=sent.positions[: at.numel()], values=sent.values[: at.numel()])
+    return replace(sent, known=sent.known[: plan.known_count], positions=at, values=sent.known[plan.known_count :])
+
+
+def _mean(plan: Plan, following: Plan, led: wire.Message, heard: list[wire.Message]) -> Mean:
+    """Return what all ranks have learnt: the leader's counts are everyone's."""
+    ranks, headers = len(heard), [m.header for m in heard]
+    counts = led.header.counts if plan.counted else ()
+    return Mean(
+        values=Gathered(known=following.known, payloads=tuple(m.payload for m in heard)),
+        finite=all(h.finite for h in headers) and all_read_finite([m.payload for m in heard]),
+        sent=(led.header.count + plan.known_count) * ranks,
+        wanted=(led.header.wanted + plan.known_count) * ranks,
+        notes=torch.stack([m.notes for m in heard]).sum(0) if led.notes.numel() else None,
+        qualified=led.header.wanted * ranks,
+        choosable=plan.choosing.numel * ranks,
+        counts={name: (n,) * ranks for name, n in zip(plan.choosing.names, counts, strict=False)},
+        rooms=dict(zip(plan.choosing.names, plan.rooms, strict=True)),
+        loss=mean_told([h.loss for h in headers]),
+        alarmed=any(h.alarmed for h in headers),
+        pace=Pace.of_group([h.pace for h in headers]),
+        spectrum=Spectrum.mean([m.spectrum for m in heard if m.spectrum]) if led.spectrum else None,
+        change=share_told([h.change for h in headers]),
+    )

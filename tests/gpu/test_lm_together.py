@@ -1,0 +1,68 @@
+"""All ranks' language models at once on a GPU: kernels and graph give what the CPU gives."""
+
+from __future__ import annotations
+
+import copy
+import os
+
+import pytest
+import torch
+
+from laconic.lab.lm_together import Shared, _Given
+from laconic.lab.lstm_together import Size, Together
+from laconic.lab.models.lstm import LSTM
+from laconic.lab.tasks.lm import Window
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+@pytest.fixture(autouse=True)
+def _the_same_bits_every_time():
+    """As runs of the laboratory are: some operations cannot be captured then."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_eager_captured_and_replayed_steps_are_those_of_the_cpu(same):
+    models = []
+    for rank in range(3):
+        torch.manual_seed(0 if same else rank)
+        models.append(LSTM(50, embedding=40, hidden=40, layers=2, tied=True))
+    here = Together(models, Size(ranks=3, streams=2, length=7, same=same))
+    there, shared = [copy.deepcopy(model).cuda() for model in models], Shared(same=same)
+    for step in range(6):
+        draw = torch.Generator().manual_seed(step)
+        tokens, targets = (torch.randint(50, (3, 2, 7), generator=draw) for _ in range(2))
+        here.tokens.copy_(tokens)
+        here.targets.copy_(targets)
+        if step == 4:
+            here.forget()
+        here.run()
+        given = [
+            _Given(model=model, batch=Window(tokens=x.cuda(), targets=y.cuda(), first=step in (0, 4)))
+            for model, x, y in zip(there, tokens, targets, strict=True)
+        ]
+        done = shared.step(given)
+        torch.testing.assert_close(done.losses.cpu(), here.losses, rtol=1e-4, atol=1e-4)
+        for name, grad in here.grads.items():
+            torch.testing.assert_close(done.grads[name].cpu(), grad, rtol=1e-3, atol=1e-5)
+        for mine, other in zip(models, there, strict=True):
+            for p, q in zip(mine.parameters(), other.parameters(), strict=True):
+                p.data.mul_(0.9)
+                q.data.mul_(0.9)
+
+
+def test_replays_draw_dropout_from_the_seed_of_their_time():
+    torch.manual_seed(0)
+    model = LSTM(50, embedding=40, hidden=40, layers=2, tied=True, dropout=0.5).cuda()
+    shared, losses = Shared(same=True), []
+    window = torch.arange(28).view(2, 14).cuda()
+    batch = Window(tokens=window[:, :7], targets=window[:, 7:], first=True)
+    for seed in (1, 2, 3, 4, 5, 5, 6):
+        torch.manual_seed(seed)
+        losses.append(float(shared.step([_Given(model=model, batch=batch)] * 2).losses[0]))
+    assert losses[4] == losses[5]
+    assert len(set(losses)) == 6

@@ -1,0 +1,106 @@
+"""All ranks' language models at once: what each gets is what it would get alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+from laconic.lab.lstm_together import Size, Together
+from laconic.lab.models.lstm import LSTM
+
+RANKS, STREAMS, LENGTH, WORDS, WIDTH = 3, 2, 5, 11, 6
+
+
+def _models(*, same: bool, tied: bool, dropout: float = 0.0) -> list[LSTM]:
+    models = []
+    for rank in range(RANKS):
+        torch.manual_seed(0 if same else rank)
+        models.append(
+            LSTM(WORDS, embedding=WIDTH, hidden=WIDTH, layers=2, tied=tied, dropout=dropout).to(torch.float64)
+        )
+    return models
+
+
+def _together(models: list[LSTM], *, same: bool) -> Together:
+    return Together(models, Size(ranks=RANKS, streams=STREAMS, length=LENGTH, same=same))
+
+
+def _fill(together: Together, seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    for place in (together.tokens, together.targets):
+        place.copy_(torch.randint(WORDS, place.shape, generator=draw))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("same", [True, False])
+def test_losses_and_gradients_are_those_of_each_rank_alone(same, tied):
+    models = _models(same=same, tied=tied)
+    together, states = _together(models, same=same), [None] * RANKS
+    for window in range(3):
+        _fill(together, window)
+        together.run()
+        for rank, model in enumerate(models):
+            model.zero_grad()
+            reading = model(together.tokens[rank], states[rank])
+            states[rank] = tuple(tensor.detach() for tensor in reading.state)
+            loss = functional.cross_entropy(reading.scores.flatten(0, 1), together.targets[rank].flatten())
+            loss.backward()
+            torch.testing.assert_close(together.losses[rank], loss.detach())
+            for name, parameter in model.named_parameters():
+                torch.testing.assert_close(together.grads[name][rank], parameter.grad, msg=name)
+
+
+def test_a_new_walk_begins_without_memory():
+    together = _together(_models(same=True, tied=True), same=True)
+    _fill(together, 0)
+    together.run()
+    first = together.losses.clone()
+    together.run()
+    assert not torch.equal(together.losses, first)
+    together.forget()
+    together.run()
+    torch.testing.assert_close(together.losses, first)
+
+
+def test_dropout_is_drawn_anew_and_the_same_from_the_same_seed():
+    together = _together(_models(same=True, tied=True, dropout=0.5), same=True)
+    _fill(together, 0)
+    losses = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        together.forget()
+        together.run()
+        losses.append(together.losses.clone())
+    assert torch.equal(losses[0], losses[1])
+    assert not torch.equal(losses[0], losses[2])
+
+
+def test_gradients_under_dropout_are_those_of_the_loss_by_differences():
+    models = _models(same=True, tied=True, dropout=0.3)
+    together = _together(models, same=True)
+    _fill(together, 4)
+
+    def losses() -> torch.Tensor:
+        torch.manual_seed(7)
+        together.forget()
+        together.run()
+        return together.losses.clone()
+
+    losses()
+    grads = {name: grad.clone() for name, grad in together.grads.items()}
+    for name, parameter in models[0].named_parameters():
+        place = parameter.data.view(-1)
+        for at in (0, place.numel() // 2):
+            was, step = float(place[at]), 1e-5
+            place[at] = was + step
+            above = losses()
+            place[at] = was - step
+            slope = (above - losses()) / (2 * step)
+            place[at] = was
+            expected = grads[name].flatten(1)[:, at]
+            torch.testing.assert_close(
+                slope, expected, rtol=1e-4, atol=1e-8, msg=f"{name} {Path(name).suffix} {at}"
+            )
