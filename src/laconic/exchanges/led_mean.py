@@ -106,8 +106,9 @@ class LedMean:
         if others:
             send = message[:0] if leads else message
             rows = yield AllGather(send=send, senders=others, size=second.total)
-            heard = wire.unpack(rows, second, header)
-            heard.insert(leader, _same_form(led))
+            followed = wire.unpack(rows, second, header)
+            # A list of its own: ranks that share a process may share what was read.
+            heard = [*followed[:leader], *heard, *followed[leader:]]
         assert own is not None
         mean = _mean(plan, following, led, heard)
         return replace(
