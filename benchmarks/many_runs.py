@@ -62,7 +62,9 @@ class ManyRuns:
     table: Path | None = None
     """Print the table of a saved file and do nothing else."""
     seeds: int = 3
-    """Seeds 0, 1, ..."""
+    """How many seeds."""
+    first_seed: int = 0
+    """The first of them: others than those by which settings were looked for."""
     ranks: int = 4
     """Ranks a run, where the row does not say."""
     virtual: bool = False
@@ -140,10 +142,14 @@ class ManyRuns:
         """Return the names of what is chosen and not yet done, those that take longest first."""
         done = {_name_of(run) for run in runs if not run.get("stopped")}
         weights = {f"{group}/{name}": row.weight for (group, name), row in rows.items()}
-        names = [f"{row}/{seed}" for seed in range(self.seeds) for row in weights]
+        names = [f"{row}/{seed}" for seed in self._seeds for row in weights]
         chosen = [name for name in names if not self.only or any(part in name for part in self.only)]
         left = [name for name in chosen if name not in done]
         return sorted(left, key=lambda name: -weights[name.rpartition("/")[0]])
+
+    @property
+    def _seeds(self) -> range:
+        return range(self.first_seed, self.first_seed + self.seeds)
 
     def _errand(self, name: str, script: Path, scratch: Path) -> Errand:
         out = scratch.with_suffix(".json")

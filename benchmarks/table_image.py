@@ -63,15 +63,17 @@ ROWS = {
     for name, method in (METHODS | FRONTIER).items()
 }
 
+TABLE = Table(parent="dense", rows=ROWS)
+
 
 def main(options: ManyRuns) -> None:
     if options.table is not None:
-        print(printed(options.table, Table(parent="dense")))
+        print(printed(options.table, TABLE))
     elif options.one is not None:
         options.one_row(ROWS)
     else:
         options.all_rows(ROWS, Path(__file__))
-        print(printed(options.out, Table(parent="dense")))
+        print(printed(options.out, TABLE))
 
 
 if __name__ == "__main__":

@@ -69,19 +69,19 @@ FRONTIER = {
     **{f"led {100 * d:g}%, {v}": led(d, v) for d in (3e-3, 1e-3) for v in ("exact", "int4", "int2", "binned")},
 }
 
-ROWS = {
-    ("ptb", name): Row(task=PTB, training=SIX, method=method) for name, method in (METHODS | FRONTIER).items()
-}
+ROWS = {("ptb", name): Row(task=PTB, training=SIX, method=method) for name, method in (METHODS | FRONTIER).items()}
+
+TABLE = Table(parent="parallel clipping", rows=ROWS)
 
 
 def main(options: ManyRuns) -> None:
     if options.table is not None:
-        print(printed(options.table, Table(parent="parallel clipping")))
+        print(printed(options.table, TABLE))
     elif options.one is not None:
         options.one_row(ROWS)
     else:
         options.all_rows(ROWS, Path(__file__))
-        print(printed(options.out, Table(parent="parallel clipping")))
+        print(printed(options.out, TABLE))
 
 
 if __name__ == "__main__":
