@@ -4,8 +4,8 @@
         --out benchmarks/results/table_speech.json
     python benchmarks/table_speech.py --table benchmarks/results/table_speech.json    # for docs/results.md
 
-HOME is where ``laconic data import fsdd`` or ``laconic data get fsdd`` has left the recordings. Rates and thresholds
-were looked for with seeds 0 and 1; the set has no part for that, so the test recordings were those of the table.
+HOME is where ``laconic data import fsdd`` or ``laconic data get fsdd`` has left the recordings. Rates and
+thresholds were looked for with seeds 0 and 1, on the test recordings of the table: the set has no others.
 """
 
 from __future__ import annotations

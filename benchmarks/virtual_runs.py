@@ -19,14 +19,12 @@ from run_record import MOST_LINES, Lines, Ran
 import laconic
 from laconic.lab.captured import captured
 from laconic.lab.folder import RunFolder
-from laconic.lab.lm_together import Shared, TogetherWork
 from laconic.lab.loop import Loop, Outcome, Ways
-from laconic.lab.models.lstm import LSTM
 from laconic.lab.session import place_of, prepare
 from laconic.lab.signals import StopWish
 from laconic.lab.simulated import VirtualTalk, loaded_once
 from laconic.lab.spec import Spec
-from laconic.lab.tasks.lm import LmWork
+from laconic.lab.together import Shared, TogetherWork, can_be_together
 from laconic.lab.training import Course
 from laconic.lab.work import Place, Work
 from laconic.sim import Network, Pace, World
@@ -68,9 +66,9 @@ class Fast:
         self._world, self._shared = world, Shared(same=local is None or local.start is None)
 
     def of(self, work: Work, place: Place) -> Work:
-        """Return LSTMs that are computed for all ranks at once; on a GPU, others as a graph."""
-        if isinstance(work, LmWork) and isinstance(work.model, LSTM):
-            return TogetherWork(work, work.model, self._world, place.rank, self._shared)
+        """Return work that is computed for all ranks at once where it can be; on a GPU, other work as a graph."""
+        if can_be_together(work.model):
+            return TogetherWork(work, self._world, place.rank, self._shared)
         return captured(work, place.device)
 
 

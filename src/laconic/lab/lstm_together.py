@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from laconic.lab.lstm_cells import backward_, forward_
 from laconic.lab.models.lstm import LSTM
+from laconic.lab.tasks.lm import Window
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,7 @@ class Size:
 
 
 @dataclass
-class Together:
+class TextTogether:
     """The models of all ranks; ``run`` leaves in ``losses`` and ``grads`` what each rank's window gives.
 
     ``tokens`` and ``targets`` [ranks, streams, length] are filled before; ``state`` is what the window before left.
@@ -77,6 +78,19 @@ class Together:
         self._state = [self.losses.new_zeros(2, size.groups, size.columns, width) for width in self._widths[1:]]
         # One set is read where it lies; several are copied side by side.
         self._held = {} if size.same else {n: torch.empty_like(g) for n, g in self.grads.items()}
+
+    @staticmethod
+    def of(models: Sequence[LSTM], tokens: Tensor, *, same: bool) -> TextTogether:
+        """Return one for windows like the ``tokens`` of a rank."""
+        streams, length = tokens.shape
+        return TextTogether(models, Size(ranks=len(models), streams=streams, length=length, same=same))
+
+    def fill(self, batches: Sequence[Window]) -> None:
+        """Take the windows of all ranks, whose walks begin together."""
+        if batches[0].first:
+            self.forget()
+        torch.stack([batch.tokens for batch in batches], out=self.tokens)
+        torch.stack([batch.targets for batch in batches], out=self.targets)
 
     def forget(self) -> None:
         """Begin anew: what windows before have left is forgotten."""

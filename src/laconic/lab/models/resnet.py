@@ -6,7 +6,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 
-class _Block(nn.Module):
+class Block(nn.Module):
     """Two 3x3 convolutions and what came in: relu(shortcut(x) + bn(conv(relu(bn(conv(x))))))."""
 
     def __init__(self, before: int, after: int, *, stride: int) -> None:
@@ -18,14 +18,16 @@ class _Block(nn.Module):
         self.stride, self.more = stride, after - before
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return what becomes of activations [number, channels, height, width]."""
         y = F.relu(self.bn1(self.conv1(x)))
-        y = self.bn2(self.conv2(y))
+        return F.relu(self.shortcut(x) + self.bn2(self.conv2(y)))
+
+    def shortcut(self, x: Tensor) -> Tensor:
+        """Return what came in, as large as what goes out."""
         if self.stride > 1:
             x = x[:, :, :: self.stride, :: self.stride]
-        if self.more:
-            # Option A of the paper: the channels that are new begin as zeros, and have no weights.
-            x = F.pad(x, (0, 0, 0, 0, 0, self.more))
-        return F.relu(x + y)
+        # Option A of the paper: the channels that are new begin as zeros, and have no weights.
+        return F.pad(x, (0, 0, 0, 0, 0, self.more)) if self.more else x
 
 
 class ResNet(nn.Module):
@@ -51,7 +53,7 @@ class ResNet(nn.Module):
             after = width << stage
             for block in range(blocks):
                 stride = 2 if stage > 0 and block == 0 else 1
-                self.stages.append(_Block(before, after, stride=stride))
+                self.stages.append(Block(before, after, stride=stride))
                 before = after
         self.linear = nn.Linear(before, classes)
         for module in self.modules():

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import copy
 
 import pytest
 import torch
 from torch.nn import functional
 
-from laconic.lab.lstm_together import Size, Together
+from laconic.lab.lstm_together import Size, TextTogether
 from laconic.lab.models.lstm import LSTM
+from laconic.lab.models.resnet import ResNet
+from laconic.lab.resnet_together import PicturesTogether
+from laconic.lab.tasks.vision import PictureBatch
 
 RANKS, STREAMS, LENGTH, WORDS, WIDTH = 3, 2, 5, 11, 6
 
@@ -24,11 +27,11 @@ def _models(*, same: bool, tied: bool, dropout: float = 0.0) -> list[LSTM]:
     return models
 
 
-def _together(models: list[LSTM], *, same: bool) -> Together:
-    return Together(models, Size(ranks=RANKS, streams=STREAMS, length=LENGTH, same=same))
+def _together(models: list[LSTM], *, same: bool) -> TextTogether:
+    return TextTogether(models, Size(ranks=RANKS, streams=STREAMS, length=LENGTH, same=same))
 
 
-def _fill(together: Together, seed: int) -> None:
+def _fill(together: TextTogether, seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     for place in (together.tokens, together.targets):
         place.copy_(torch.randint(WORDS, place.shape, generator=draw))
@@ -101,6 +104,34 @@ def test_gradients_under_dropout_are_those_of_the_loss_by_differences():
             slope = (above - losses()) / (2 * step)
             place[at] = was
             expected = grads[name].flatten(1)[:, at]
-            torch.testing.assert_close(
-                slope, expected, rtol=1e-4, atol=1e-8, msg=f"{name} {Path(name).suffix} {at}"
+            torch.testing.assert_close(slope, expected, rtol=1e-4, atol=1e-8, msg=f"{name} {at}")
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_pictures_are_those_of_each_rank_alone(same):
+    models = []
+    for rank in range(RANKS):
+        torch.manual_seed(0 if same else rank)
+        models.append(ResNet(8, channels=3, classes=10, width=4).to(torch.float64))
+    alone = [copy.deepcopy(model) for model in models]
+    together = PicturesTogether(models, torch.zeros(5, 3, 8, 8, dtype=torch.float64), same=same)
+    for step in range(2):
+        draw = torch.Generator().manual_seed(step)
+        batches = [
+            PictureBatch(
+                images=torch.randn(5, 3, 8, 8, dtype=torch.float64, generator=draw),
+                labels=torch.randint(10, (5,), generator=draw),
             )
+            for _ in range(RANKS)
+        ]
+        together.fill(batches)
+        together.run()
+        for rank, (model, batch) in enumerate(zip(alone, batches, strict=True)):
+            model.zero_grad()
+            loss = functional.cross_entropy(model(batch.images), batch.labels)
+            loss.backward()
+            torch.testing.assert_close(together.losses[rank], loss.detach())
+            for name, parameter in model.named_parameters():
+                torch.testing.assert_close(together.grads[name][rank], parameter.grad, msg=name)
+            for name, buffer in model.named_buffers():
+                torch.testing.assert_close(models[rank].get_buffer(name), buffer, msg=name)
