@@ -7,6 +7,7 @@ import os
 
 import pytest
 import torch
+
 from laconic.lab.lstm_together import Size, TextTogether
 from laconic.lab.models.lstm import LSTM
 from laconic.lab.models.resnet import ResNet
