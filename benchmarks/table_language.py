@@ -49,6 +49,12 @@ def celgc(every: int, **settings: Any) -> laconic.Method:
     return laconic.celgc(every, **{"clip": CLIP} | settings)
 
 
+def ahead(send: laconic.Method, share: float | None = None) -> laconic.Method:
+    """Return rounds of one step, each taken from where a rank would stand with its share of what it owes."""
+    # Steps are clipped, not what is sent of them.
+    return laconic.celgc(1, clip=CLIP, convention="mean", restart=share, send=replace(send, clip=None))
+
+
 OUTER = {"outer_rate": 0.7, "outer_momentum": 0.6}
 LOOSE = {"convention": "mean"}
 
@@ -68,6 +74,14 @@ WHERE_THEY_PART = {
     "led 0.3%, 1 bit": topk(0.003, exchange="led"),
     "cat bits": _clipped(laconic.cat("bits")),
     "spartan": laconic.spartan(clip=CLIP),
+    **{f"topk {100 * d:g}%, 1 bit, ahead": ahead(topk(d)) for d in (3e-3, 1e-3, 3e-4)},
+    "topk 0.1%, 1 bit, half ahead": ahead(topk(0.001), share=0.5),
+    **{f"led {100 * d:g}%, 1 bit, ahead": ahead(topk(d, exchange="led")) for d in (1e-2, 3e-3, 1e-3)},
+    **{f"sdagc c={c}, 1 bit, ahead": ahead(sdagc(float(c), scope="model")) for c in (10, 20, 30)},
+    "sdagc 0.1% held, 1 bit, ahead": ahead(sdagc(law="target", density=0.001, scope="model")),
+    "celgc I=16": celgc(16),
+    "celgc I=16, outer momentum": celgc(16, **OUTER),
+    "celgc I=4, outer momentum": celgc(4, **OUTER),
 }
 
 THOSE_THAT_HOLD = {

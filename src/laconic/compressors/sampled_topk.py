@@ -33,7 +33,7 @@ _FEW, _MANY = 0.8, 1.3
 # How often a threshold falls, and to what part of itself.
 _FALLS, _FALL = 10, 0.8
 # On CPU, where asking costs nothing, ranks are quicker if at most one entry of so many is wanted.
-_LEAST_RATIO = 200
+_LEAST_RATIO = 100
 
 
 @dataclass(frozen=True, kw_only=True)
