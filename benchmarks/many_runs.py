@@ -12,7 +12,7 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -158,6 +158,17 @@ class ManyRuns:
         command.append("--virtual" if self.virtual else "--no-virtual")
         log, environment = scratch.with_suffix(".log"), ONE_THREAD if self.virtual else {}
         return Errand(name=name, command=command, out=out, log=log, environment=environment)
+
+
+def run_or_print(options: ManyRuns, rows: Rows, script: Path, printed: Callable[[Path], str]) -> None:
+    """Do what the options ask of a script of rows: print a saved table, run one row, or run all and print."""
+    if options.table is not None:
+        print(printed(options.table))
+    elif options.one is not None:
+        options.one_row(rows)
+    else:
+        options.all_rows(rows, script)
+        print(printed(options.out))
 
 
 def _parts_of(name: str) -> list[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import tyro
-from many_runs import ManyRuns, Row
+from many_runs import ManyRuns, Row, run_or_print
 from tables import Table, printed
 
 import laconic
@@ -108,13 +108,7 @@ TABLE = Table(parent=PARENT, rows=ROWS)
 
 
 def main(options: ManyRuns) -> None:
-    if options.table is not None:
-        print(printed(options.table, TABLE))
-    elif options.one is not None:
-        options.one_row(ROWS)
-    else:
-        options.all_rows(ROWS, Path(__file__))
-        print(printed(options.out, TABLE))
+    run_or_print(options, ROWS, Path(__file__), lambda path: printed(path, TABLE))
 
 
 if __name__ == "__main__":
