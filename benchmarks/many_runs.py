@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import sys
 import tempfile
 import time
@@ -25,6 +26,7 @@ from runs_apart import ONE_THREAD, Errand, carried_out, shared_gpu
 from virtual_runs import train_here
 
 import laconic
+from laconic.lab.data.home import default_home
 from laconic.lab.folder import RunFolder
 from laconic.lab.launch import run_ranks
 from laconic.lab.loop import Loop
@@ -77,7 +79,7 @@ class ManyRuns:
     """Begin no run after so many seconds, and end those that are under way: they are begun anew another time."""
     only: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """Run only what has this in its name, group/row/seed. May be given several times."""
-    data_home: Path = Path()
+    data_home: Path = field(default_factory=default_home)
     """Where data sets lie, for rows that need one."""
     one: str | None = None
     """Run this one (group/row/seed) and write down its result. The benchmark calls itself this way."""
@@ -90,15 +92,7 @@ class ManyRuns:
         """Run the one that was named, and write down its result."""
         group, name, seed = _parts_of(self.one or "")
         row = rows[group, name]
-        spec = Spec(
-            task=row.task,
-            training=replace(row.training, seed=int(seed)),
-            method=row.method.name,
-            workers=row.ranks or self.ranks,
-            device=self.device,
-            data_home=str(self.data_home),
-            checkpoint_every=None,
-        )
+        spec = self._spec(row, int(seed))
         if self.virtual:
             with noted_wishes() as wish:
                 done = train_here(spec, row.method, wish)
@@ -109,10 +103,26 @@ class ManyRuns:
         settled = spec.as_dict()
         _write(self.out, json.dumps(about | {key: settled[key] for key in ("task", "training")} | done))
 
+    def _spec(self, row: Row, seed: int) -> Spec:
+        return Spec(
+            task=row.task,
+            training=replace(row.training, seed=seed),
+            method=row.method.name,
+            workers=row.ranks or self.ranks,
+            device=self.device,
+            data_home=str(self.data_home),
+            checkpoint_every=None,
+        )
+
+    def _as_given(self) -> str:
+        """Return the arguments as they were given; where data lies on this machine is nobody's business."""
+        home = str(self.data_home)
+        return shlex.join("HOME" if word == home else word for word in sys.argv[1:])
+
     def all_rows(self, rows: Rows, script: Path) -> dict[str, Any]:
         """Run all that are not yet in the file; return it."""
         result: dict[str, Any] = {
-            "command": f"python benchmarks/{script.name} {' '.join(sys.argv[1:])}",
+            "command": f"python benchmarks/{script.name} {self._as_given()}",
             "python": platform.python_version(),
             "torch": torch.__version__,
             "cores": os.cpu_count(),
@@ -140,7 +150,10 @@ class ManyRuns:
 
     def still_to_run(self, rows: Rows, runs: list[dict[str, Any]]) -> list[str]:
         """Return the names of what is chosen and not yet done, those that take longest first."""
-        done = {_name_of(run) for run in runs if not run.get("stopped")}
+        # A row that has come to be another one is not done.
+        methods = {f"{group}/{name}": repr(row.method) for (group, name), row in rows.items()}
+        whole = [run for run in runs if not run.get("stopped")]
+        done = {_name_of(run) for run in whole if methods.get(f"{run['group']}/{run['row']}") == run["method"]}
         weights = {f"{group}/{name}": row.weight for (group, name), row in rows.items()}
         names = [f"{row}/{seed}" for seed in self._seeds for row in weights]
         chosen = [name for name in names if not self.only or any(part in name for part in self.only)]
@@ -168,6 +181,8 @@ def run_or_print(options: ManyRuns, rows: Rows, script: Path, printed: Callable[
         options.one_row(rows)
     else:
         options.all_rows(rows, script)
+        if not options.out.exists():
+            raise SystemExit("no run came to its end: see what each said above.")
         print(printed(options.out))
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +38,10 @@ class Errand:
         """Start it."""
         with self.log.open("wb") as log:
             environment = {**os.environ, **self.environment}
-            return subprocess.Popen(self.command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+            # With a session of its own it can be ended together with all that it has started.
+            return subprocess.Popen(
+                self.command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+            )
 
 
 def carried_out(errands: Sequence[Errand], *, jobs: int, wish: StopWish, seconds: float) -> Iterator[Errand]:
@@ -71,7 +75,8 @@ def carried_out(errands: Sequence[Errand], *, jobs: int, wish: StopWish, seconds
             time.sleep(_GLANCE_SECONDS)
     finally:
         for _, process in running.values():
-            process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 

@@ -55,7 +55,7 @@ METHODS = {
     **{f"led {100 * d:g}%, 1 bit": topk(d, exchange="led") for d in (1e-2, 3e-3, 1e-3)},
     **{f"topk {100 * d:g}%, 1 bit, ahead": ahead(topk(d)) for d in (1e-2, 3e-3, 1e-3)},
     **{f"led {100 * d:g}%, 1 bit, ahead": ahead(topk(d, exchange="led")) for d in (1e-2, 3e-3)},
-    **{f"I=4 topk {100 * d:g}%, int4, ahead": ahead(topk(d, values="int4"), 4) for d in (3e-2, 1e-2)},
+    **{f"topk {100 * d:g}%, int4, ahead, I=4": ahead(topk(d, values="int4"), 4) for d in (3e-2, 1e-2)},
 }
 
 ROWS = {
@@ -64,7 +64,7 @@ ROWS = {
         for name, method in METHODS.items()
     },
     **{
-        ("resnet20, 30 epochs", name): Row(task=Vision(data="cifar10"), training=THIRTY, method=method)
+        ("resnet20, 30 epochs", name): Row(task=Vision(data="cifar10"), training=THIRTY, method=method, weight=2.0)
         for name, method in METHODS.items()
     },
 }

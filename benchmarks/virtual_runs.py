@@ -1,6 +1,8 @@
 """A training on ranks that share this process, with one exchange a step: the library's own, on plain modules.
 
-Bits and bytes are those of ranks with a process each. No time is simulated: what is counted are bytes.
+Messages and bytes are those of ranks with a process each. Losses and gradients of all ranks are computed at once
+where there is an engine for the model: the same but for rounding, with other draws of dropout. No time is
+simulated: what is counted are bytes.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ def train_here(spec: Spec, method: laconic.Method, wish: StopWish) -> dict[str, 
         with read_once(world.timing.charge), loaded_once(spec.task):
             outcomes = world.run(work)
     ran = Ran(loop=loops[0], lines=lines, outcome=outcomes[0], seconds=time.perf_counter() - began)
-    return ran.record()
+    # An engine reads the first rank's weights for all where methods keep them equal.
+    return ran.record() | {"ranks_agree": len({outcome.weights_sha256 for outcome in outcomes}) == 1}
 
 
 class Fast:
@@ -64,10 +67,12 @@ class Fast:
     def __init__(self, world: World, method: laconic.Method) -> None:
         local = method.local
         self._world, self._shared = world, Shared(same=local is None or local.start is None)
+        # Statistics that are made anew from inputs need a forward pass of each rank's own module.
+        self._engine = local is None or local.buffers != "recompute"
 
     def of(self, work: Work, place: Place) -> Work:
         """Return work that is computed for all ranks at once where it can be; on a GPU, other work as a graph."""
-        if can_be_together(work.model):
+        if self._engine and can_be_together(work.model):
             return TogetherWork(work, self._world, place.rank, self._shared)
         return captured(work, place.device)
 

@@ -22,7 +22,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 @pytest.fixture(autouse=True)
 def _the_same_bits_every_time():
-    """As runs of the laboratory are: some operations cannot be captured then."""
+    """Some operations cannot be captured then."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)

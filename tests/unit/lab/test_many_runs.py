@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import laconic
 from laconic.lab.signals import StopWish
 from laconic.lab.spec import Spec
-from laconic.lab.tasks import Logreg
+from laconic.lab.tasks import Lm, Logreg, Vision
 from laconic.lab.training import Training
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
@@ -87,8 +90,9 @@ def test_what_was_stopped_is_to_run_again_and_what_takes_long_first(benchmark):
     light = many_runs.Row(training=Training(), method=laconic.dense())
     heavy = many_runs.Row(training=Training(), method=laconic.dense(), weight=3.0)
     rows = {("a", "x"): light, ("a", "y/z"): heavy, ("b", "x"): light}
-    runs = [{"group": "a", "row": "x", "seed": 0, "stopped": False}, {"group": "b", "row": "x", "seed": 0}]
-    runs.append({"group": "a", "row": "y/z", "seed": 0, "stopped": True})
+    kept = {"seed": 0, "method": repr(laconic.dense())}
+    runs = [kept | {"group": "a", "row": "x", "stopped": False}, kept | {"group": "b", "row": "x"}]
+    runs.append(kept | {"group": "a", "row": "y/z", "stopped": True})
     options = many_runs.ManyRuns(seeds=2)
     assert options.still_to_run(rows, runs) == ["a/y/z/0", "a/y/z/1", "a/x/1", "b/x/1"]
     assert many_runs.ManyRuns(seeds=2, only=("b/", "z/1")).still_to_run(rows, runs) == ["a/y/z/1", "b/x/1"]
@@ -139,3 +143,71 @@ def test_at_most_so_many_lines_are_kept(benchmark):
     kept = thinned(range(1000), 60)
     assert (len(kept), kept[0], kept[-1]) == (60, 0, 999)
     assert kept == sorted(set(kept))
+
+
+@pytest.mark.parametrize(
+    ("task", "method"),
+    [
+        (Lm(data="words", hidden=8, length=8, dropout=0.0), laconic.dense()),
+        (Lm(data="words", hidden=8, length=8, dropout=0.0), laconic.celgc(2, clip=0.05)),
+        (Vision(width=2, train_examples=60, test_examples=20), laconic.celgc(2)),
+    ],
+    ids=["lm-dense", "lm-celgc", "vision-celgc"],
+)
+def test_ranks_that_are_computed_at_once_learn_what_each_learns_alone(
+    benchmark, monkeypatch, tmp_path, task, method
+):
+    if task.name == "lm":
+        (tmp_path / "words").mkdir()
+        (tmp_path / "words" / "some.txt").write_text("a few plain words in another order " * 60)
+        task = replace(task, data=str(tmp_path / "words"))
+    runs = benchmark("virtual_runs")
+    training = Training(steps=4, batch=4, eval_every=4, clip=0.05)
+    spec = Spec(
+        task=task, training=training, method=method.name, workers=3, device="cpu", data_home="",
+        checkpoint_every=None,
+    )  # fmt: skip
+    together = runs.train_here(spec, method, StopWish())
+    monkeypatch.setattr(runs, "can_be_together", lambda model: False)
+    alone = runs.train_here(spec, method, StopWish())
+    assert together["ranks_agree"]
+    assert together["train_loss"] == pytest.approx(alone["train_loss"], rel=1e-5)
+    assert together["valid_loss"] == pytest.approx(alone["valid_loss"], rel=1e-4)
+
+
+def test_a_row_whose_method_has_changed_is_run_again(benchmark):
+    many = benchmark("many_runs")
+    row = many.Row(training=Training(steps=6), method=laconic.topk(0.01), task=Logreg())
+    run = {"group": "few", "row": "topk", "seed": 0, "method": repr(laconic.topk(0.01))}
+    options = many.ManyRuns(seeds=1)
+    assert options.still_to_run({("few", "topk"): row}, [run]) == []
+    assert options.still_to_run({("few", "topk"): row}, [run | {"method": "topk(0.02)"}]) == ["few/topk/0"]
+
+
+def test_what_a_command_has_started_ends_with_it(benchmark, tmp_path):
+    apart = benchmark("runs_apart")
+    mark = tmp_path / "grandchild"
+    script = f"sleep 300 & echo $! > {mark}; wait"
+    errand = apart.Errand(
+        name="long", command=["bash", "-c", f"trap '' TERM; {script}"], out=tmp_path / "out", log=tmp_path / "log",
+        environment={},
+    )  # fmt: skip
+    running = apart.carried_out([errand], jobs=1, wish=StopWish(), seconds=300.0)
+
+    def started() -> bool:
+        return mark.exists() and mark.read_text().endswith("\n")
+
+    class Ended(Exception):  # noqa: N818
+        """Whoever runs it is interrupted."""
+
+    def glance(_: float) -> None:
+        if started():
+            raise Ended
+
+    apart.time = SimpleNamespace(monotonic=time.monotonic, sleep=glance)
+    with pytest.raises(Ended):
+        next(running)
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{int(mark.read_text())}/cmdline").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{int(mark.read_text())}/cmdline").exists()
