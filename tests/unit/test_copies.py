@@ -39,6 +39,13 @@ def test_a_copy_is_made_once_and_again_when_the_tensor_was_written_to():
     assert copies.copy_on(META, numbers) is not copy
 
 
+def test_copies_for_several_devices_do_not_drive_each_other_out():
+    numbers = torch.tensor([1, 2])
+    copy = copies.copy_on(META, numbers)
+    copies.copy_on(torch.device("meta", 1), numbers)
+    assert copies.copy_on(META, numbers) is copy
+
+
 def test_a_copy_goes_with_the_tensor():
     numbers = torch.tensor([1, 2])
     copy = weakref.ref(copies.copy_on(META, numbers))

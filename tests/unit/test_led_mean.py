@@ -11,6 +11,7 @@ from laconic.averaging import dense
 from laconic.codecs import SignMean
 from laconic.compressors import StdThreshold, TopK
 from laconic.exchanges import GatherMean, LedMean
+from laconic.exchanges.led_mean import leader_of
 from laconic.segments import Segments
 from laconic.sim import Network, Pace, World
 from laconic.transports import Lockstep
@@ -48,7 +49,7 @@ def _handed_over(exchange: Exchange, ranks: int, steps: int) -> list[int]:
 @pytest.mark.parametrize("step", range(4))
 def test_the_mean_lies_where_the_rank_whose_turn_it_is_has_its_largest(step):
     xs = [normal(SEGMENTS.numel, rank) for rank in range(3)]
-    leader = xs[step % 3].clone()
+    leader = xs[leader_of(step, 3)].clone()
     before = [x.clone() for x in xs]
     means = _meet(LedMean(), TOP, xs, step)
     there = dense(means[0].values, xs[0]).nonzero().flatten()
@@ -87,7 +88,7 @@ def test_positions_travel_once_whatever_the_number_of_ranks():
 
 def test_what_qualified_with_the_leader_counts_for_all():
     xs = [normal(SEGMENTS.numel, rank) for rank in range(3)]
-    leader = xs[1].clone()
+    leader = xs[leader_of(1, 3)].clone()
     rule = StdThreshold(c=2.0, whole_below=0)
     mean = _meet(LedMean(), rule, xs, step=1)[2]
     for name, part in (("first", leader[:400]), ("second", leader[400:])):
@@ -135,3 +136,22 @@ def test_models_that_take_turns_stay_equal_and_learn(values):
 def test_what_cannot_be_led_is_refused(make, says):
     with pytest.raises(ValueError, match=says):
         make()
+
+
+@pytest.mark.parametrize("fragments", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_every_rank_chooses_for_every_fragment(ranks, fragments):
+    for fragment in range(fragments):
+        turns = {leader_of(step, ranks) for step in range(fragment, 64 * ranks, fragments)}
+        assert turns == set(range(ranks))
+    assert sorted(leader_of(step, ranks) for step in range(ranks)) == list(range(ranks))
+
+
+def test_bytes_for_chosen_entries_are_not_fixed():
+    fixed = set()
+    for density in (0.01, 0.1, 0.4):
+        xs = [normal(SEGMENTS.numel, rank) for rank in range(4)]
+        mean = _meet(LedMean(), TopK(density=density, whole_below=0), xs)[0]
+        fixed.add(mean.fixed_bytes)
+        assert mean.message_bytes > mean.fixed_bytes
+    assert len(fixed) == 1

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from laconic import kernels, wire
 from laconic.codecs import Exact
-from laconic.coding import Codec
+from laconic.coding import Codec, padded
 from laconic.collectives import AllGather, Reply, Request
 from laconic.exchanges.lettering import (
     all_read_finite,
@@ -77,7 +77,8 @@ class LedMean:
         refuse_some_senders(self.name, envelope)
         self.check(compressor)
         plan = compressor.plan(segments, step=envelope.step, rooms=envelope.rooms)
-        ranks, leader = envelope.world_size, envelope.step % envelope.world_size
+        ranks = envelope.world_size
+        leader = leader_of(envelope.step, ranks)
         leads = envelope.rank == leader
         first = frame_of(plan, self.values, x, envelope)
         header = header_of(None, first, envelope)
@@ -111,11 +112,13 @@ class LedMean:
             heard = [*followed[:leader], *heard, *followed[leader:]]
         assert own is not None
         mean = _mean(plan, following, led, heard)
+        # In messages of those who follow, what was chosen is known.
+        chosen = padded(following.known_count * second.value_bits) - padded(plan.known_count * second.value_bits)
         return replace(
             mean,
             own=_own(own, plan, led, leads=leads),
             message_bytes=_DIGEST_BYTES + (first.total + (ranks - 1) * second.total) // ranks,
-            fixed_bytes=_DIGEST_BYTES + (first.fixed + (ranks - 1) * second.fixed) // ranks,
+            fixed_bytes=_DIGEST_BYTES + (first.fixed + (ranks - 1) * (second.fixed - chosen)) // ranks,
             value_bits=first.value_bits,
         )
 
@@ -129,6 +132,17 @@ class LedMean:
             spectrum=envelope.spectrum,
             seed=seed_of(envelope),
         )
+
+
+def leader_of(step: int, ranks: int) -> int:
+    """Return whose turn it is: each rank's once in as many steps, in an order that moves.
+
+    Whoever comes only at every second step (one fragment of two) then meets every rank too.
+
+    >>> [leader_of(step, 4) for step in range(8)]
+    [1, 2, 3, 0, 3, 0, 1, 2]
+    """
+    return (step + zlib.crc32(str(step // ranks).encode())) % ranks
 
 
 def _agreed(own: wire.Header, envelope: Envelope, device: torch.device) -> Generator[Request, Reply, None]:

@@ -17,13 +17,14 @@ _FEW = 1 << 12
 _copies = WeakIdKeyDictionary()
 
 
-@lru_cache(maxsize=512)
+# Few are kept: counts and rooms that change at every step are never asked for again.
+@lru_cache(maxsize=64)
 def numbers_on(device: torch.device, numbers: tuple[int, ...]) -> Tensor:
     """Return whole numbers there, without waiting for it."""
     return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=16)
 def ends_on(device: torch.device, sizes: tuple[int, ...]) -> Tensor:
     """Return where spans of these sizes end, one behind the other."""
     return torch.tensor(sizes, dtype=torch.int64).cumsum(0).to(device, non_blocking=True)
@@ -53,9 +54,8 @@ def copy_on(device: torch.device, numbers: Tensor) -> Tensor:
         return numbers
     copies = _copies.setdefault(numbers, {})
     # A tensor that was written to since counts as another one.
-    key = (device, 0 if numbers.is_inference() else numbers._version)
-    if key not in copies:
-        copies.clear()
-        copies[key] = numbers.to(device, non_blocking=True)
-    copy: Tensor = copies[key]
-    return copy
+    version = 0 if numbers.is_inference() else numbers._version
+    made: tuple[int, Tensor] | None = copies.get(device)
+    if made is None or made[0] != version:
+        made = copies[device] = (version, numbers.to(device, non_blocking=True))
+    return made[1]
