@@ -44,6 +44,11 @@ def sdagc(c: float = 20.0, **settings: Any) -> laconic.Method:
     return laconic.sdagc(c, **{"clip": CLIP, "values": "sign"} | settings)
 
 
+def warm(c: float, **settings: Any) -> laconic.Method:
+    """Return SDAGC that does not begin with silence: a share falls to what c sends in 2 c steps."""
+    return replace(sdagc(c, **settings), tuner=laconic.Warmup(start=0.03, steps=round(2 * c)))
+
+
 def celgc(every: int, **settings: Any) -> laconic.Method:
     """Return CELGC; its authors' gamma over eta is this clip."""
     return laconic.celgc(every, **{"clip": CLIP} | settings)
@@ -80,6 +85,9 @@ WHERE_THEY_PART = {
     **{f"led {100 * d:g}%, 1 bit, ahead": ahead(topk(d, exchange="led")) for d in (1e-2, 3e-3, 1e-3)},
     **{f"sdagc c={c}, 1 bit, ahead": ahead(sdagc(float(c), scope="model")) for c in (10, 20, 30)},
     "sdagc 0.1% held, 1 bit, ahead": ahead(sdagc(law="target", density=0.001, scope="model")),
+    **{f"sdagc c={c}, 1 bit, warm": warm(float(c), scope="model") for c in (15, 20, 30)},
+    "sdagc c=15, per layer, 1 bit, warm": warm(15.0),
+    "sdagc c=20, 1 bit, warm, ahead": ahead(warm(20.0, scope="model")),
     "celgc I=16": celgc(16),
     "celgc I=16, outer momentum": celgc(16, **OUTER),
     "celgc I=4, outer momentum": celgc(4, **OUTER),

@@ -232,47 +232,6 @@ def test_a_running_residual_is_refused():
         StdThreshold(c=2.0, std_of="residual", running=0.9)
 
 
-@pytest.mark.parametrize("c", [1.0, 5.0, 20.0])
-def test_a_rising_coefficient_begins_at_the_normal_quantile_and_rises_with_the_root_of_the_steps_up_to_c(c):
-    segments, rule = segments_of([4]), StdThreshold(c=c, rising=True, whole_below=0)
-
-    def coefficient(step: int) -> float:
-        x = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
-        fresh = replace(kernels.fresh_of(x, segments), deviation=torch.full((1,), 0.5, dtype=torch.float64))
-        plan = rule.plan(segments, step=step, rooms=_rooms(segments))
-        return float(rule.compress_(x, segments, plan, fresh).thresholds) / 0.5
-
-    first = coefficient(0)
-    assert math.erfc(first / math.sqrt(2)) == pytest.approx(rule.density, rel=1e-9)
-    for step in (1, 2, 8, 42, 43, 10_000):
-        assert coefficient(step) == pytest.approx(min(c, first * math.sqrt(step + 1)))
-    assert coefficient(10_000) == c
-
-
-def _shares(rule: StdThreshold, steps: int) -> list[float]:
-    """What share of the nominal one goes, step by step, of independent gradients with memory."""
-    segments, owed, found = segments_of([50_000]), torch.zeros(50_000), []
-    for step in range(steps):
-        owed += normal(50_000, step)
-        fresh = replace(kernels.fresh_of(owed, segments), deviation=torch.ones(1))
-        plan = rule.plan(segments, step=step, rooms=_rooms(segments))
-        found.append(float(rule.compress_(owed, segments, plan, fresh).wanted) / 50_000 / rule.density)
-    return found
-
-
-def test_while_c_rises_a_first_step_sends_the_nominal_share_and_later_steps_do_as_if_it_had_not():
-    rising = _shares(StdThreshold(c=10.0, rising=True, whole_below=0), 60)
-    fixed = _shares(StdThreshold(c=10.0, whole_below=0), 60)
-    assert rising[0] == pytest.approx(1.0, abs=0.2)
-    assert min(rising) > 0.1 > max(fixed[:8])
-    assert sum(rising[40:]) == pytest.approx(sum(fixed[40:]), rel=0.1)
-
-
-def test_a_rising_coefficient_of_the_residual_is_refused():
-    with pytest.raises(ValueError, match=r"rising must be off with std_of='residual', whose deviation rises\."):
-        StdThreshold(c=2.0, std_of="residual", rising=True)
-
-
 def test_what_it_is_told_is_not_changed():
     segments = segments_of([6])
     one = torch.ones(1)

@@ -37,10 +37,6 @@ class StdThreshold:
     with weights r^age; 0 takes this step's. ``over="model"`` is one threshold for all layers: bucket by bucket
     from the running deviation, while backward goes on; without one, give the method ``scope="model"``.
 
-    With ``rising``, c begins where a normal gradient would send the nominal share, and rises with the root of the
-    steps until it is reached. At first nothing has gathered c gradients, so that next to nothing is sent, and
-    then all that waited goes within a few steps: too much at once, too late.
-
     The density is emergent. ``density`` is a nominal one: 1 / (1 + c^2), near Chebyshev's bound, which first
     steps cannot exceed and real gradients come near (docs/sdagc.md), or the Gaussian tail for the residual.
 
@@ -60,7 +56,6 @@ class StdThreshold:
     std_of: Source = "gradient"
     over: Over = "layer"
     running: float = 0.0
-    rising: bool = False
     whole_below: int = 1024
 
     def __post_init__(self) -> None:
@@ -75,8 +70,6 @@ class StdThreshold:
             raise ValueError(f"running must be in [0, 1), got {self.running!r}. 0.9 averages about ten steps.")
         if self.std_of == "residual" and self.running:
             raise ValueError(f"running must be 0 with std_of='residual', got {self.running!r}. Leave it out.")
-        if self.std_of == "residual" and self.rising:
-            raise ValueError("rising must be off with std_of='residual', whose deviation rises. Leave it out.")
 
     @property
     def density(self) -> float:
@@ -110,15 +103,8 @@ class StdThreshold:
         if self.std_of == "residual":
             thresholds = self._of_residual(plan.choosing.views(x), like=x)
         else:
-            thresholds = self._c_at(plan.step) * picked(self._of_gradient(fresh), segments, plan.choosing)
+            thresholds = self.c * picked(self._of_gradient(fresh), segments, plan.choosing)
         return take_beyond_(x, segments, plan, fresh, thresholds)
-
-    def _c_at(self, step: int) -> float:
-        """The coefficient of a step, the first being 0: of what waits, nothing is older than that."""
-        if not self.rising:
-            return self.c
-        # Sums of s independent gradients spread as the root of s.
-        return min(self.c, -NormalDist().inv_cdf(max(self.density, _LEAST) / 2) * sqrt(step + 1))
 
     def _of_gradient(self, fresh: Fresh) -> Tensor:
         if not self.running:
