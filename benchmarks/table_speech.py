@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import tyro
 from many_runs import ManyRuns, Row, run_or_print
@@ -35,30 +36,38 @@ def _sdagc(c: float) -> laconic.Method:
     return laconic.sdagc(c, clip=CLIP, values="sign", scope="model")
 
 
+def _topk(density: float, **settings: Any) -> laconic.Method:
+    method = laconic.topk(density, **{"memory": "update", "scope": "model", "values": "sign"} | settings)
+    return _clipped(method)
+
+
 def _clipped(method: laconic.Method) -> laconic.Method:
     return replace(method, clip=laconic.LocalClip(norm=CLIP))
 
 
+def _ahead(send: laconic.Method) -> laconic.Method:
+    """Return rounds of one step, each taken from where a rank would stand with its share of what it owes."""
+    return laconic.celgc(1, clip=CLIP, convention="mean", restart=None, send=replace(send, clip=None))
+
+
+METHODS = {
+    "dense": laconic.dense(),
+    **{f"sdagc c={c}, 1 bit": _sdagc(c) for c in (20, 30, 40, 60)},
+    **{f"sdagc c={c}, 1 bit, ahead": _ahead(_sdagc(c)) for c in (40, 60)},
+    "topk 0.1%": _topk(0.001, values="exact"),
+    "topk 0.1%, 1 bit": _topk(0.001),
+    "topk 0.1%, 1 bit, ahead": _ahead(_topk(0.001)),
+    "led 0.3%, 1 bit": _topk(0.003, exchange="led"),
+    "led 0.3%, 1 bit, ahead": _ahead(_topk(0.003, exchange="led")),
+    "dgc 0.1%": laconic.dgc(0.001, clip=CLIP),
+    "cat bits": _clipped(laconic.cat("bits")),
+    **{f"celgc I={i}": laconic.celgc(i, clip=CLIP) for i in (4, 16)},
+    "spartan": laconic.spartan(clip=CLIP),
+}
 LIKE = {
-    "dense": Row(task=FSDD, training=PLAIN, method=laconic.dense()),
     "dense, momentum 0.9": Row(task=FSDD, training=MOMENTUM, method=laconic.dense()),
-    **{f"sdagc c={c}, 1 bit": Row(task=FSDD, training=PLAIN, method=_sdagc(c)) for c in (20, 30, 40, 60)},
-    "topk 0.1%": Row(
-        task=FSDD, training=PLAIN, method=_clipped(laconic.topk(0.001, memory="update", scope="model"))
-    ),
-    "topk 0.1%, 1 bit": Row(
-        task=FSDD, training=PLAIN,
-        method=_clipped(laconic.topk(0.001, memory="update", scope="model", values="sign")),
-    ),
-    "led 0.3%, 1 bit": Row(
-        task=FSDD, training=PLAIN,
-        method=_clipped(laconic.topk(0.003, memory="update", scope="model", values="sign", exchange="led")),
-    ),
-    "dgc 0.1%": Row(task=FSDD, training=PLAIN, method=laconic.dgc(0.001, clip=CLIP)),
-    "cat bits": Row(task=FSDD, training=PLAIN, method=_clipped(laconic.cat("bits"))),
-    **{f"celgc I={i}": Row(task=FSDD, training=PLAIN, method=laconic.celgc(i, clip=CLIP)) for i in (4, 16)},
-    "spartan": Row(task=FSDD, training=PLAIN, method=laconic.spartan(clip=CLIP)),
-}  # fmt: skip
+    **{name: Row(task=FSDD, training=PLAIN, method=method) for name, method in METHODS.items()},
+}
 
 UNLIKE = replace(FSDD, split="speaker")
 BY_SPEAKER = {
