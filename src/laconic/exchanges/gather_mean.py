@@ -14,18 +14,14 @@ from laconic.codecs import Exact
 from laconic.coding import Codec
 from laconic.collectives import AllGather
 from laconic.exchanges.lettering import (
-    all_read_finite,
     check_codec,
     frame_of,
     give_back_,
     header_of,
-    mean_told,
+    heard,
     seed_of,
-    share_told,
 )
-from laconic.pace import Pace
 from laconic.segments import Segments
-from laconic.spectrum import Spectrum
 from laconic.types import Compressor, Envelope, Gathered, Mean, Over, Plan, Steps
 
 
@@ -93,24 +89,18 @@ class GatherMean:
         counts = zip(*(h.counts for h in headers), strict=True) if plan.counted else []
         return Mean(
             values=Gathered(known=plan.known, payloads=tuple(m.payload for m in messages), over=self.over),
-            finite=all(h.finite for h in headers) and all_read_finite([m.payload for m in messages]),
             sent=sum(h.count for h in headers) + plan.known_count * len(headers),
             wanted=sum(h.wanted for h in headers) + plan.known_count * len(headers),
-            notes=torch.stack([m.notes for m in messages]).sum(0) if frame.notes else None,
             qualified=sum(h.wanted for h in headers),
             choosable=plan.choosing.numel * len(headers),
             counts=dict(zip(plan.choosing.names, counts, strict=False)),
             rooms=dict(zip(plan.choosing.names, plan.rooms, strict=True)),
-            loss=mean_told([h.loss for h in headers]),
-            alarmed=any(h.alarmed for h in headers),
-            pace=Pace.of_group([h.pace for h in headers]),
-            spectrum=Spectrum.mean([m.spectrum for m in messages if m.spectrum]) if frame.spectrum else None,
-            change=share_told([h.change for h in headers]),
             message_bytes=frame.total,
             fixed_bytes=frame.fixed,
             value_bits=frame.value_bits,
             own=own,
             senders=senders,
+            **heard(messages),
         )
 
 

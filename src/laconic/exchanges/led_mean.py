@@ -20,19 +20,15 @@ from laconic.codecs import Exact
 from laconic.coding import Codec, padded
 from laconic.collectives import AllGather, Reply, Request
 from laconic.exchanges.lettering import (
-    all_read_finite,
     check_codec,
     frame_of,
     give_back_,
     header_of,
-    mean_told,
+    heard,
     seed_of,
-    share_told,
 )
 from laconic.exchanges.reducing import refuse_some_senders
-from laconic.pace import Pace
 from laconic.segments import Segments
-from laconic.spectrum import Spectrum
 from laconic.types import Compressor, Envelope, Gathered, Mean, Payload, Plan, Steps
 
 _DIGEST_BYTES = 8
@@ -103,15 +99,15 @@ class LedMean:
             packed = self._pack(second, taken, header, envelope)
             give_back_(x, following, taken, packed.sent)
             message, own = packed.message, packed.sent
-        heard = [_same_form(led)]
+        messages = [_same_form(led)]
         if others:
             send = message[:0] if leads else message
             rows = yield AllGather(send=send, senders=others, size=second.total)
             followed = wire.unpack(rows, second, header)
             # A list of its own: ranks that share a process may share what was read.
-            heard = [*followed[:leader], *heard, *followed[leader:]]
+            messages = [*followed[:leader], *messages, *followed[leader:]]
         assert own is not None
-        mean = _mean(plan, following, led, heard)
+        mean = _mean(plan, following, led, messages)
         # In messages of those who follow, what was chosen is known.
         chosen = padded(following.known_count * second.value_bits) - padded(plan.known_count * second.value_bits)
         return replace(
@@ -192,23 +188,16 @@ def _own(sent: Payload, plan: Plan, led: wire.Message, *, leads: bool) -> Payloa
     return replace(sent, known=sent.known[: plan.known_count], positions=at, values=sent.known[plan.known_count :])
 
 
-def _mean(plan: Plan, following: Plan, led: wire.Message, heard: list[wire.Message]) -> Mean:
+def _mean(plan: Plan, following: Plan, led: wire.Message, messages: list[wire.Message]) -> Mean:
     """Return what all ranks have learnt: the leader's counts are everyone's."""
-    ranks, headers = len(heard), [m.header for m in heard]
-    counts = led.header.counts if plan.counted else ()
+    ranks, counts = len(messages), led.header.counts if plan.counted else ()
     return Mean(
-        values=Gathered(known=following.known, payloads=tuple(m.payload for m in heard)),
-        finite=all(h.finite for h in headers) and all_read_finite([m.payload for m in heard]),
+        values=Gathered(known=following.known, payloads=tuple(m.payload for m in messages)),
         sent=(led.header.count + plan.known_count) * ranks,
         wanted=(led.header.wanted + plan.known_count) * ranks,
-        notes=torch.stack([m.notes for m in heard]).sum(0) if led.notes.numel() else None,
         qualified=led.header.wanted * ranks,
         choosable=plan.choosing.numel * ranks,
         counts={name: (n,) * ranks for name, n in zip(plan.choosing.names, counts, strict=False)},
         rooms=dict(zip(plan.choosing.names, plan.rooms, strict=True)),
-        loss=mean_told([h.loss for h in headers]),
-        alarmed=any(h.alarmed for h in headers),
-        pace=Pace.of_group([h.pace for h in headers]),
-        spectrum=Spectrum.mean([m.spectrum for m in heard if m.spectrum]) if led.spectrum else None,
-        change=share_told([h.change for h in headers]),
+        **heard(messages),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from math import isfinite, isnan, nan
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ from torch import Tensor
 from laconic import kernels, wire
 from laconic.coding import Codec
 from laconic.kernels.copies import copy_on, numbers_on
+from laconic.pace import Pace
+from laconic.spectrum import Spectrum
 from laconic.types import Envelope, Payload, Plan
 
 
@@ -85,6 +88,20 @@ def header_of(payload: Payload | None, frame: wire.Frame, envelope: Envelope) ->
         pace=envelope.pace,
         change=envelope.change,
     )
+
+
+def heard(messages: Sequence[wire.Message]) -> dict[str, Any]:
+    """Return what a ``Mean`` has of messages beside entries: whether all are finite, and what ranks told."""
+    headers, first = [m.header for m in messages], messages[0]
+    return {
+        "finite": all(h.finite for h in headers) and all_read_finite([m.payload for m in messages]),
+        "notes": torch.stack([m.notes for m in messages]).sum(0) if first.notes.numel() else None,
+        "loss": mean_told([h.loss for h in headers]),
+        "alarmed": any(h.alarmed for h in headers),
+        "pace": Pace.of_group([h.pace for h in headers]),
+        "spectrum": Spectrum.mean([m.spectrum for m in messages if m.spectrum]) if first.spectrum else None,
+        "change": share_told([h.change for h in headers]),
+    }
 
 
 def share_told(told: list[tuple[float, float]]) -> float:
