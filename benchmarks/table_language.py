@@ -6,7 +6,7 @@
 
 HOME is where ``laconic data import ptb`` or ``laconic data get ptb`` has left the text. Workers share a process,
 the exchange is the library's own; bytes are those that one worker hands over. Six epochs show where methods part;
-twenty are for those that hold.
+ten are for those that hold.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from laconic.lab.training import Training
 CLIP = 0.25
 PTB = Lm(data="ptb", layers=2, hidden=650, dropout=0.4, tied=True)
 SIX = Training(epochs=6.0, batch=5, rate=30.0, clip=CLIP, schedule="linear", final=0.02)
-TWENTY = replace(SIX, epochs=20.0)
+TEN = replace(SIX, epochs=10.0)
 PARENT = "parallel clipping"
 
 
@@ -107,12 +107,15 @@ THOSE_THAT_HOLD = {
     **{f"led {100 * d:g}%, 1 bit": topk(d, exchange="led") for d in (1e-2, 3e-3, 1e-3)},
     "cat bits": _clipped(laconic.cat("bits")),
     "spartan": laconic.spartan(clip=CLIP),
+    **{f"topk {100 * d:g}%, 1 bit, ahead": ahead(topk(d)) for d in (3e-3, 1e-3, 3e-4, 1e-4)},
+    **{f"led {100 * d:g}%, 1 bit, ahead": ahead(topk(d, exchange="led")) for d in (3e-3, 1e-3, 5e-4)},
+    **{f"sdagc c={c}, 1 bit, ahead": ahead(sdagc(float(c), scope="model")) for c in (10, 20, 30, 60)},
 }
 
 ROWS = {
     **{("ptb, 6 epochs", n): Row(task=PTB, training=SIX, method=m) for n, m in WHERE_THEY_PART.items()},
     **{
-        ("ptb, 20 epochs", n): Row(task=PTB, training=TWENTY, method=m, weight=3.0)
+        ("ptb, 10 epochs", n): Row(task=PTB, training=TEN, method=m, weight=2.0)
         for n, m in THOSE_THAT_HOLD.items()
     },
 }

@@ -32,8 +32,13 @@ MOMENTUM = replace(PLAIN, rate=0.5, momentum=0.9)
 SLOWER, SLOW = replace(PLAIN, rate=1.0), replace(PLAIN, rate=2.0)
 
 
-def _sdagc(c: float) -> laconic.Method:
-    return laconic.sdagc(c, clip=CLIP, values="sign", scope="model")
+def _sdagc(c: float = 20.0, **settings: Any) -> laconic.Method:
+    return laconic.sdagc(c, **{"clip": CLIP, "values": "sign", "scope": "model"} | settings)
+
+
+def _warm(c: float, **settings: Any) -> laconic.Method:
+    """Return SDAGC that does not begin with silence: a share falls to what c sends in 2 c steps."""
+    return replace(_sdagc(c, **settings), tuner=laconic.Warmup(start=0.03, steps=round(2 * c)))
 
 
 def _topk(density: float, **settings: Any) -> laconic.Method:
@@ -54,11 +59,15 @@ METHODS = {
     "dense": laconic.dense(),
     **{f"sdagc c={c}, 1 bit": _sdagc(c) for c in (20, 30, 40, 60)},
     **{f"sdagc c={c}, 1 bit, ahead": _ahead(_sdagc(c)) for c in (40, 60)},
+    **{f"sdagc c={c}, 1 bit, warm": _warm(c) for c in (20, 40, 60, 80)},
+    **{f"sdagc c={c}, 1 bit, warm, ahead": _ahead(_warm(c)) for c in (40, 60, 80)},
+    **{f"sdagc c={c}, led, 1 bit, warm, ahead": _ahead(_warm(c, exchange="led")) for c in (20, 40, 60)},
+    **{f"sdagc {100 * d:g}% held, 1 bit, ahead": _ahead(_sdagc(law="target", density=d)) for d in (1e-3, 5e-4)},
     "topk 0.1%": _topk(0.001, values="exact"),
     "topk 0.1%, 1 bit": _topk(0.001),
     "topk 0.1%, 1 bit, ahead": _ahead(_topk(0.001)),
     "led 0.3%, 1 bit": _topk(0.003, exchange="led"),
-    "led 0.3%, 1 bit, ahead": _ahead(_topk(0.003, exchange="led")),
+    **{f"led {100 * d:g}%, 1 bit, ahead": _ahead(_topk(d, exchange="led")) for d in (3e-3, 1e-3, 3e-4)},
     "dgc 0.1%": laconic.dgc(0.001, clip=CLIP),
     "cat bits": _clipped(laconic.cat("bits")),
     **{f"celgc I={i}": laconic.celgc(i, clip=CLIP) for i in (4, 16)},
