@@ -115,8 +115,7 @@ THOSE_THAT_HOLD = {
 ROWS = {
     **{("ptb, 6 epochs", n): Row(task=PTB, training=SIX, method=m) for n, m in WHERE_THEY_PART.items()},
     **{
-        ("ptb, 10 epochs", n): Row(task=PTB, training=TEN, method=m, weight=2.0)
-        for n, m in THOSE_THAT_HOLD.items()
+        ("ptb, 10 epochs", n): Row(task=PTB, training=TEN, method=m, weight=2.0) for n, m in THOSE_THAT_HOLD.items()
     },
 }
 TABLE = Table(parent=PARENT, rows=ROWS)

@@ -29,7 +29,7 @@ PLAIN = Training(
     final=0.05, warmup=20, eval_every=500,
 )  # fmt: skip
 MOMENTUM = replace(PLAIN, rate=0.5, momentum=0.9)
-SLOWER, SLOW = replace(PLAIN, rate=1.0), replace(PLAIN, rate=2.0)
+SLOWEST, SLOWER, SLOW = (replace(PLAIN, rate=rate) for rate in (0.3, 1.0, 2.0))
 
 
 def _sdagc(c: float = 20.0, **settings: Any) -> laconic.Method:
@@ -61,7 +61,7 @@ METHODS = {
     **{f"sdagc c={c}, 1 bit, ahead": _ahead(_sdagc(c)) for c in (40, 60)},
     **{f"sdagc c={c}, 1 bit, warm": _warm(c) for c in (20, 40, 60, 80)},
     **{f"sdagc c={c}, 1 bit, warm, ahead": _ahead(_warm(c)) for c in (40, 60, 80)},
-    **{f"sdagc c={c}, led, 1 bit, warm, ahead": _ahead(_warm(c, exchange="led")) for c in (20, 40, 60)},
+    **{f"sdagc c={c}, led, 1 bit, warm, ahead": _ahead(_warm(c, exchange="led")) for c in (20, 40, 60, 80)},
     **{f"sdagc {100 * d:g}% held, 1 bit, ahead": _ahead(_sdagc(law="target", density=d)) for d in (1e-3, 5e-4)},
     "topk 0.1%": _topk(0.001, values="exact"),
     "topk 0.1%, 1 bit": _topk(0.001),
@@ -83,7 +83,10 @@ BY_SPEAKER = {
     "dense": Row(task=UNLIKE, training=SLOW, method=laconic.dense()),
     **{f"celgc I={i}": Row(task=UNLIKE, training=SLOW, method=laconic.celgc(i, clip=CLIP)) for i in (4, 16)},
     "celgc I=8, rate 1": Row(task=UNLIKE, training=SLOWER, method=laconic.celgc(8, clip=CLIP)),
-    "episode I=8, rate 1": Row(task=UNLIKE, training=SLOWER, method=laconic.episode(8, clip=CLIP)),
+    **{
+        f"episode I={i}, rate {t.rate:g}": Row(task=UNLIKE, training=t, method=laconic.episode(i, clip=CLIP))
+        for i, t in ((4, SLOWER), (8, SLOWER), (8, SLOWEST))
+    },
 }
 
 GROUPS = {"fsdd": LIKE, "fsdd by speaker": BY_SPEAKER}

@@ -232,9 +232,23 @@ class Jobs:
 
     def take(self, grad: Tensor, segments: Segments, notes: Tensor | None) -> tuple[Job, Part]:
         """Take a bucket over; return the job that it belongs to, and its part in it."""
-        job = self.whole_job() if self.whole else self._bucket(grad, segments)
+        job = self._whole_of(grad, segments) if self.whole else self._bucket(grad, segments)
         job.notes = notes if job.notes is None else job.notes
         return job, job.add(grad, segments, self.model.among(segments.names) if self.whole else segments)
+
+    def _whole_of(self, grad: Tensor, segments: Segments) -> Job:
+        # In place, as a bucket is, where one has all there is.
+        if (
+            not self.items
+            and self._in_place(grad)
+            and grad.numel() == segments.numel
+            and self.memory.is_all(segments)
+        ):
+            self.items.append(Job(grad, self.model))
+        return self.whole_job()
+
+    def _in_place(self, grad: Tensor) -> bool:
+        return self.sends_all or grad.dtype == self.dtype
 
     def whole_job(self) -> Job:
         """Return the one job of the whole model."""
@@ -276,7 +290,6 @@ class Jobs:
 
     def _bucket(self, grad: Tensor, segments: Segments) -> Job:
         # In place where it can be: what is owed replaces the gradient, and in the end the mean replaces that.
-        same = self.sends_all or grad.dtype == self.dtype
-        x = grad if same else self.memory.spare("x", grad.numel(), dtype=self.dtype)
+        x = grad if self._in_place(grad) else self.memory.spare("x", grad.numel(), dtype=self.dtype)
         self.items.append(Job(x, segments))
         return self.items[-1]

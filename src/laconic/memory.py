@@ -41,9 +41,13 @@ class Memory:
 
     def read(self, kind: str, segments: Segments, *, out: Tensor | None = None) -> Tensor:
         """Return a copy of the segments' part, laid out as they are; in ``out`` where that is given."""
-        if out is None and lie_alike(self.home(segments), segments) and segments.numel == self._model.numel:
+        if out is None and self.is_all(segments):
             return self._vectors[kind].clone()
         return torch.cat([self._vectors[kind][:0], *(self._view(kind, name) for name in segments.names)], out=out)
+
+    def is_all(self, segments: Segments) -> bool:
+        """Whether the segments are the whole model, laid out as it is."""
+        return segments.numel == self._model.numel and lie_alike(self.home(segments), segments)
 
     def home(self, segments: Segments) -> Segments:
         """Return where the segments lie in each vector."""
@@ -51,7 +55,7 @@ class Memory:
 
     def write(self, kind: str, segments: Segments, x: Tensor) -> None:
         """Replace the segments' part by what x has there."""
-        if lie_alike(self.home(segments), segments) and segments.numel == self._model.numel == x.numel():
+        if self.is_all(segments) and x.numel() == segments.numel:
             self._vectors[kind].copy_(x)
         elif len(segments):
             torch._foreach_copy_([self._view(kind, name) for name in segments.names], segments.views(x))

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from laconic.lab.lstm_cells import backward_, forward_
 from laconic.lab.models.lstm import LSTM
+from laconic.lab.side_by_side import parameters_side_by_side
 from laconic.lab.tasks.lm import Window
 
 
@@ -76,8 +77,8 @@ class TextTogether:
         self._widths = [first.embedding.weight.shape[1]]
         self._widths += [int(layer.get_parameter("weight_hh_l0").shape[1]) for layer in first.lstm]
         self._state = [self.losses.new_zeros(2, size.groups, size.columns, width) for width in self._widths[1:]]
-        # One set is read where it lies; several are copied side by side.
-        self._held = {} if size.same else {n: torch.empty_like(g) for n, g in self.grads.items()}
+        # One set is read where it lies; several lie side by side.
+        self._held = {} if size.same else parameters_side_by_side(self.models)
 
     @staticmethod
     def of(models: Sequence[LSTM], tokens: Tensor, *, same: bool) -> TextTogether:
@@ -159,13 +160,7 @@ class TextTogether:
 
     def _weights(self) -> dict[str, Tensor]:
         """Return the weights by name, a row a group."""
-        if not self._held:
-            held = {name: p.unsqueeze(0) for name, p in self.models[0].named_parameters()}
-        else:
-            held = self._held
-            named = [dict(model.named_parameters()) for model in self.models]
-            for name, rows in held.items():
-                torch._foreach_copy_(list(rows.unbind()), [mine[name] for mine in named])
+        held = self._held or {name: p.unsqueeze(0) for name, p in self.models[0].named_parameters()}
         return held if "out.weight" in held else held | {"out.weight": held["embedding.weight"]}
 
     def _drop(self, width: int) -> Tensor | None:

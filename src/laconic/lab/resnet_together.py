@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
+from torch import Tensor
 
 from laconic.lab.models.resnet import Block, ResNet
+from laconic.lab.side_by_side import buffers_side_by_side, parameters_side_by_side
 from laconic.lab.tasks.vision import PictureBatch
 
 
@@ -63,8 +64,8 @@ def _back(
 class PicturesTogether:
     """The networks of all ranks; ``run`` leaves in ``losses`` and ``grads`` what each rank's batch gives.
 
-    ``images`` [pictures, ranks, channels, height, width] and ``labels`` [pictures, ranks] are filled before. The
-    running statistics of batches become parts of common tensors, and go on being each rank's own. ``grads`` has by
+    ``images`` [pictures, ranks, channels, height, width] and ``labels`` [pictures, ranks] are filled before.
+    Running statistics of batches become parts of common tensors, and go on being each rank's own. ``grads`` has by
     name of the parameter a tensor [ranks, *shape].
     """
 
@@ -75,8 +76,8 @@ class PicturesTogether:
         self.labels = torch.zeros(len(images), ranks, dtype=torch.int64, device=device)
         self.losses = images.new_zeros(ranks)
         self.grads = {n: p.new_zeros(ranks, *p.shape) for n, p in models[0].named_parameters()}
-        self._held = {n: torch.empty_like(g) for n, g in self.grads.items()}
-        self._statistics = _common_statistics(models)
+        self._held = {} if same else parameters_side_by_side(models)
+        self._statistics = buffers_side_by_side(models)
 
     def fill(self, batches: Sequence[PictureBatch]) -> None:
         """Take the batches of all ranks, which must have equally many pictures."""
@@ -100,10 +101,6 @@ class PicturesTogether:
         if self._same:
             named, ranks = self._models[0].named_parameters(), len(self._models)
             return {n: p.detach().expand(ranks, *p.shape).requires_grad_() for n, p in named}
-        with torch.no_grad():
-            every = [dict(model.named_parameters()) for model in self._models]
-            for name, rows in self._held.items():
-                torch._foreach_copy_(list(rows.unbind()), [mine[name] for mine in every])
         return {name: rows.detach().requires_grad_() for name, rows in self._held.items()}
 
     def _scores(self, leaves: dict[str, Tensor]) -> Tensor:
@@ -141,16 +138,3 @@ class PicturesTogether:
 
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-
-
-def _common_statistics(models: Sequence[ResNet]) -> dict[str, Tensor]:
-    """Return the buffers by name, a row a rank; the models' own become these rows."""
-    common = {}
-    for name, _ in list(models[0].named_buffers()):
-        rows = torch.stack([model.get_buffer(name) for model in models])
-        owner, _, last = name.rpartition(".")
-        for model, row in zip(models, rows.unbind(), strict=True):
-            module: nn.Module = model.get_submodule(owner)
-            setattr(module, last, row)
-        common[name] = rows
-    return common

@@ -41,6 +41,13 @@ class Arena:
         return out
 
     @torch.no_grad()
+    def from_values(self, flat: Tensor, *, out: Tensor) -> Tensor:
+        """Return the way from the parameters' values to a flat vector, in ``out``."""
+        for view, there, p in zip(self.views(out), self.views(flat), self._tensors, strict=True):
+            torch.sub(there, p, out=view)
+        return out
+
+    @torch.no_grad()
     def gradients_(self, out: Tensor) -> None:
         """Fill out with the gradients; zero where a parameter has none."""
         for view, p in zip(self.segments.views(out), self._tensors, strict=True):

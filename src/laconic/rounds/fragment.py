@@ -23,34 +23,42 @@ class Fragment:
         self.anchor = arena.values()
         self.velocity = arena.zeros() if outer.momentum else None
         self.drift = arena.zeros()
-        # For what a sync works out: a new vector a sync costs more, in pages, than what is done with it.
-        self.spare = arena.zeros()
+        # Where this rank began, if not from the anchor, until its walk is measured; then room for a sync's sums: a
+        # new vector a sync costs more, in pages, than what is done with it.
+        self.begin = arena.zeros()
         # While its exchange is under way the drift becomes the mean of all.
         self.flying = False
         self.walked = 0.0
         # Whether this rank has taken steps since the last exchange began.
         self.worked = False
-        # Whether this rank began from the anchor minus what was held back, or from the anchor itself.
-        self.holds = False
+        # Whether this rank began from the anchor minus what it holds back, or from the anchor itself; and whether
+        # ``begin`` is where that was, or is to be worked out anew.
+        self.holds = self.knows_begin = False
 
     def take_anchor(self) -> None:
         """Agree on what the parameters are now."""
         self.arena.values(out=self.anchor)
         self.holds = False
 
-    def measure(self, held_back: Tensor | None) -> None:
-        """Set the drift: what this rank walked since it began, from the anchor minus what was held back if so."""
-        begin = self.anchor
-        if held_back is not None and self.holds:
-            begin = torch.sub(self.anchor, held_back, out=self.spare)
-        here = self.arena.values(out=self.drift)
-        torch.sub(self.arena.rounded(begin), here, out=self.drift)
+    def hold_back(self, owed: Tensor, share: float) -> None:
+        """Begin from the anchor minus this share of what is owed, but for what is frozen."""
+        torch.sub(self.anchor, owed, alpha=share, out=self.begin)
+        still = self.arena.segments.among(self.frozen())
+        for view, there in zip(still.views(self.begin), still.views(self.anchor), strict=True):
+            view.copy_(there)
+        self.holds = self.knows_begin = True
+
+    def measure(self) -> None:
+        """Set the drift: what this rank walked since it began."""
+        begin = self.begin if self.holds else self.anchor
+        self.arena.from_values(self.arena.rounded(begin), out=self.drift)
         self.walked = float(torch.linalg.vector_norm(self.drift))
 
     def apart(self) -> float:
         """Return how far this rank is from the anchor minus the mean drift, which has come."""
-        here = self.arena.values(out=self.spare)
-        return float(torch.linalg.vector_norm(here.sub_(self.anchor).add_(self.drift)))
+        self.knows_begin = False
+        away = self.arena.from_values(self.anchor, out=self.begin)
+        return float(torch.linalg.vector_norm(away.sub_(self.drift)))
 
     def frozen(self) -> tuple[str, ...]:
         """The parameters that do not train any more."""
@@ -76,11 +84,11 @@ class Fragment:
         else:
             self.anchor.sub_(self.velocity, alpha=outer.rate)
 
-    def restart(self, held_back: Tensor | None, *, mix: float) -> None:
-        """Move the parameters to the anchor minus what is held back, or a part of the way."""
+    def restart(self, *, mix: float) -> None:
+        """Move the parameters to where this rank begins, or a part of the way."""
         # What came after the exchange began is dropped, or mixed in.
-        self.holds, self.worked = held_back is not None, self.worked and mix > 0
-        begin = self.anchor if held_back is None else torch.sub(self.anchor, held_back, out=self.spare)
+        self.worked = self.worked and mix > 0
+        begin = self.begin if self.holds else self.anchor
         self.arena.set_values(torch.lerp(begin, self.arena.values(), mix) if mix else begin)
 
     def state_dict(self) -> dict[str, Any]:
@@ -104,7 +112,7 @@ class Fragment:
         self.arena.load_(self.anchor, state["anchor"])
         if self.velocity is not None:
             self.arena.load_(self.velocity, state["velocity"])
-        self.flying = "drift" in state
+        self.flying, self.knows_begin = "drift" in state, False
         if self.flying:
             self.arena.load_(self.drift, state["drift"])
 

@@ -9,7 +9,7 @@ from math import isfinite, nan, sqrt
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from laconic.errors import GroupError
 from laconic.local import LocalSteps
@@ -80,7 +80,9 @@ class Sync:
     def start(self, index: int, standing: Standing, senders: tuple[int, ...] | None) -> Agreed:
         """Start the exchange of a fragment's drift; where all ranks are at their end, of all fragments'."""
         for fragment in self.fragments if standing.ends else [self.fragments[index]]:
-            fragment.measure(self._held_back(fragment))
+            if fragment.holds and not fragment.knows_begin:
+                self._begin(fragment)
+            fragment.measure()
         agreed = self._agree(standing, self.fragments[index], senders)
         if agreed.all_end and not any(agreed.worked):
             # Nobody has taken a step since the last sync.
@@ -133,10 +135,12 @@ class Sync:
             if not self._poisoned:
                 apart += fragment.apart() ** 2
                 fragment.step(fragment.drift)
-            fragment.restart(self._held_back(fragment), mix=0.0 if self._poisoned else self._local.mix)
+            self._begin(fragment)
+            fragment.restart(mix=0.0 if self._poisoned else self._local.mix)
             fragment.flying = False
         for fragment in self.fragments if last else ():
-            fragment.restart(None, mix=0.0)
+            fragment.holds = False
+            fragment.restart(mix=0.0)
         poisoned, self._poisoned, self.flying = self._poisoned, False, []
         return nan if poisoned else sqrt(apart)
 
@@ -198,16 +202,12 @@ class Sync:
         counted = tuple(int(sum(column[rank] for rank in telling)) for column in worked)
         return Agreed(seen=seen, all_end=all(ends), reach=max(reach), worked=counted)
 
-    def _held_back(self, fragment: Fragment) -> Tensor | None:
+    def _begin(self, fragment: Fragment) -> None:
+        """Say where this rank begins: at the anchor, or there minus its share of what it owes."""
         sending = min(self._local.participants or self._ranks, self._ranks)
         share = 1 / sending if self._local.restart is None else self._local.restart
-        if not share:
-            return None
-        held = self._reducer.owed(fragment.arena.segments, out=fragment.spare).mul_(share)
-        for name in fragment.frozen():
-            segment = fragment.arena.segments[name]
-            held[segment.offset : segment.offset + segment.size] = 0
-        return held
+        if share:
+            fragment.hold_back(self._reducer.owed(fragment.arena.segments, out=fragment.begin), share)
 
 
 def _refuse_looks_at_syncs(numbers: list[float]) -> None:
