@@ -50,9 +50,15 @@ def _clipped(method: laconic.Method) -> laconic.Method:
     return replace(method, clip=laconic.LocalClip(norm=CLIP))
 
 
-def _ahead(send: laconic.Method) -> laconic.Method:
-    """Return rounds of one step, each taken from where a rank would stand with its share of what it owes."""
-    return laconic.celgc(1, clip=CLIP, convention="mean", restart=None, send=replace(send, clip=None))
+def _ahead(send: laconic.Method, every: int = 1) -> laconic.Method:
+    """Return rounds, each begun from where a rank would stand with its share of what it owes."""
+    return laconic.celgc(every, clip=CLIP, convention="mean", restart=None, send=replace(send, clip=None))
+
+
+def _held(density: float, every: int, **settings: Any) -> laconic.Method:
+    """Return rounds whose drifts SDAGC sends, with the threshold that holds this share; ranks take turns."""
+    rule = {"law": "target", "density": density, "momentum": False, "exchange": "led"}
+    return _ahead(_sdagc(**rule | settings), every)
 
 
 METHODS = {
@@ -61,13 +67,18 @@ METHODS = {
     **{f"sdagc c={c}, 1 bit, ahead": _ahead(_sdagc(c)) for c in (40, 60)},
     **{f"sdagc c={c}, 1 bit, warm": _warm(c) for c in (20, 40, 60, 80)},
     **{f"sdagc c={c}, 1 bit, warm, ahead": _ahead(_warm(c)) for c in (40, 60, 80)},
-    **{f"sdagc c={c}, led, 1 bit, warm, ahead": _ahead(_warm(c, exchange="led")) for c in (20, 40, 60, 80)},
+    **{f"sdagc c={c}, led, 1 bit, warm, ahead": _ahead(_warm(c, exchange="led")) for c in (20, 40, 60, 70, 80)},
     **{f"sdagc {100 * d:g}% held, 1 bit, ahead": _ahead(_sdagc(law="target", density=d)) for d in (1e-3, 5e-4)},
     "topk 0.1%": _topk(0.001, values="exact"),
     "topk 0.1%, 1 bit": _topk(0.001),
     "topk 0.1%, 1 bit, ahead": _ahead(_topk(0.001)),
     "led 0.3%, 1 bit": _topk(0.003, exchange="led"),
     **{f"led {100 * d:g}%, 1 bit, ahead": _ahead(_topk(d, exchange="led")) for d in (3e-3, 1e-3, 3e-4)},
+    "led 1%, 1 bit, ahead, I=4": _ahead(_topk(0.01, exchange="led"), 4),
+    "led 1%, int4, ahead, I=4": _ahead(_topk(0.01, exchange="led", values="int4"), 4),
+    "led 3%, int4, ahead, I=16": _ahead(_topk(0.03, exchange="led", values="int4"), 16),
+    "sdagc 1% held, led, 1 bit, ahead, I=4": _held(0.01, 4),
+    **{f"sdagc {100 * d:g}% held, led, int4, ahead, I=4": _held(d, 4, values="int4") for d in (0.01, 5e-3)},
     "dgc 0.1%": laconic.dgc(0.001, clip=CLIP),
     "cat bits": _clipped(laconic.cat("bits")),
     **{f"celgc I={i}": laconic.celgc(i, clip=CLIP) for i in (4, 16)},

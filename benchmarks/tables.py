@@ -174,10 +174,10 @@ def family_of(name: str) -> str:
 def series_of(name: str) -> str:
     """Return a row's name without its settings: rows that have the same name then are a series.
 
-    >>> series_of("led 0.3%, 1 bit"), series_of("celgc I=4 led 10% int4")
-    ('led, 1 bit', 'celgc led int4')
+    >>> series_of("led 0.3%, 1 bit, ahead, I=4"), series_of("celgc I=4 led 10% int4")
+    ('led, 1 bit, ahead', 'celgc led int4')
     """
-    return re.sub(r"\s+(?=,|$)|(?<= )\s+", "", SETTING.sub("", name))
+    return re.sub(r"\s+(?=,|$)|(?<= )\s+|,\s*$", "", SETTING.sub("", name))
 
 
 def telling(summaries: Sequence[Summary]) -> list[Summary]:
