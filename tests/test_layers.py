@@ -21,7 +21,7 @@ ROWS = [
     {"method", "job", "theory", "transports"},
     {"methods", "intake", "gauge", "nodes"},
     {"state"},
-    {"diagnosis"},
+    {"diagnosis", "resharding"},
     {"reducer"},
     {"rounds"},
     {"integrations"},

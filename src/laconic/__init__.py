@@ -51,6 +51,7 @@ from laconic.methods import (
     topk,
     topk_sgd,
 )
+from laconic.resharding import resharded
 from laconic.stats import Layer, Measurement, Stats, Tuning
 from laconic.tuners import Budget, Cat, Constant, Progress, Relief, Stages, TargetDensity, Warmup
 
@@ -131,6 +132,7 @@ __all__ = [
     "qsgd",
     "randomk",
     "recommended",
+    "resharded",
     "sdagc",
     "sidco",
     "sparseloco",

@@ -45,6 +45,10 @@ class Memory:
             return self._vectors[kind].clone()
         return torch.cat([self._vectors[kind][:0], *(self._view(kind, name) for name in segments.names)], out=out)
 
+    def look(self, kind: str, segments: Segments, *, out: Tensor) -> Tensor:
+        """Return the segments' part, to be read: where it lies, or laid out in ``out`` as they are."""
+        return self._vectors[kind] if self.is_all(segments) else self.read(kind, segments, out=out)
+
     def is_all(self, segments: Segments) -> bool:
         """Whether the segments are the whole model, laid out as it is."""
         return segments.numel == self._model.numel and lie_alike(self.home(segments), segments)

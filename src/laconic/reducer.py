@@ -156,8 +156,7 @@ class Reducer:
 
     def owed(self, segments: Segments, *, out: Tensor) -> Tensor:
         """Return what this rank owes of these parameters, to be read: where it lies, or laid out in ``out``."""
-        memory = self._state.memory
-        return memory["owed"] if memory.is_all(segments) else memory.read("owed", segments, out=out)
+        return self._state.memory.look("owed", segments, out=out)
 
     def take_outcome(self) -> Outcome:
         """Return how the last step ended; whoever acts on a skipped one takes it off the table."""

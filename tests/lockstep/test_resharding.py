@@ -1,0 +1,148 @@
+"""States of some ranks go on on another number of them: what the model is still to get is not changed by that."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+
+import laconic
+from contracts.registry import label, recipes
+from contracts.vectors import same_bits
+from laconic.exchanges import TwoLevel
+from lockstep.locals import LOCAL, Rank, draw, run, small
+from lockstep.world import World, gradients
+
+TOPK = laconic.topk(0.3, whole_below=0)
+
+
+def _run(world: World, ranks: int, steps: range) -> None:
+    for step in steps:
+        got = world.step(gradients(ranks, step))
+        assert all(same_bits(each, got[0]) for each in got)
+
+
+def _mean(world: World, kind: str) -> torch.Tensor:
+    return torch.stack(world.kept(kind)).mean(0)
+
+
+@pytest.mark.parametrize("method", recipes(), ids=label)
+def test_what_the_model_is_still_to_get_outlives_every_change_of_ranks(method):
+    """Four, two, three, four: the mean over ranks of what is owed and of velocity is the same to rounding."""
+    world, ranks = World(method, 4), 4
+    for turn, then in enumerate((2, 3, 4)):
+        _run(world, ranks, range(3 * turn, 3 * turn + 3))
+        after = World(method, then)
+        after.load(laconic.resharded(world.save(), ranks=then))
+        for kind in world.save()[0]["memory"]:
+            if kind != "sent_at":
+                torch.testing.assert_close(_mean(after, kind), _mean(world, kind), rtol=1e-13, atol=1e-13)
+        world, ranks = after, then
+    _run(world, ranks, range(9, 12))
+
+
+@pytest.mark.parametrize("method", [TOPK, laconic.sdagc(2.0, whole_below=0), laconic.powersgd(1)], ids=label)
+def test_as_many_ranks_as_before_have_the_same_states(method):
+    world = World(method, 3)
+    _run(world, 3, range(3))
+    states = world.save()
+    assert laconic.resharded(states, ranks=3) == [dict(state) for state in states]
+
+
+def test_fewer_ranks_merge_neighbours_and_more_share_them_out():
+    world = World(TOPK, 4)
+    _run(world, 4, range(3))
+    four = world.owed()
+    fewer, more = World(TOPK, 2), World(TOPK, 8)
+    fewer.load(laconic.resharded(world.save(), ranks=2))
+    more.load(laconic.resharded(world.save(), ranks=8))
+    for i, owed in enumerate(fewer.owed()):
+        torch.testing.assert_close(owed, (four[2 * i] + four[2 * i + 1]) / 2, rtol=1e-15, atol=0)
+    assert all(same_bits(owed, four[i // 2]) for i, owed in enumerate(more.owed()))
+
+
+def test_given_states_stay_as_they_are():
+    world = World(laconic.sdagc(2.0, whole_below=0), 4)
+    _run(world, 4, range(3))
+    states = world.save()
+    before = copy.deepcopy(states)
+    for state in laconic.resharded(states, ranks=1):
+        for part in state["memory"]["owed"].values():
+            part.zero_()
+    for state, was in zip(states, before, strict=True):
+        for name, part in was["memory"]["owed"].items():
+            assert same_bits(state["memory"]["owed"][name], part)
+
+
+def test_what_waits_longest_says_how_long_things_wait():
+    world = World(TOPK, 2, track_age=True)
+    _run(world, 2, range(4))
+    alone = World(TOPK, 1, track_age=True)
+    alone.load(laconic.resharded(world.save(), ranks=1))
+    assert torch.equal(alone.kept("sent_at")[0], torch.stack(world.kept("sent_at")).amin(0))
+
+
+def test_the_ranks_of_a_node_go_on_with_one_memory():
+    method = replace(TOPK, exchange=TwoLevel(inner=TOPK.exchange, node_size=2))
+    world = World(method, 4, node_size=2)
+    _run(world, 4, range(3))
+    two = laconic.resharded(world.save(), ranks=2)
+    after = World(method, 2, node_size=2)
+    after.load(two)
+    assert same_bits(*after.owed())
+    torch.testing.assert_close(after.owed()[0], _mean(world, "owed"), rtol=1e-13, atol=1e-13)
+    with pytest.raises(ValueError, match=r"nodes have 2 ranks: 4 states cannot go on on 3 ranks"):
+        laconic.resharded(world.save(), ranks=3)
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_local_steps_go_on_on_fewer_ranks_after_a_finished_round(name):
+    def saving(rank: Rank):
+        for step in range(7):
+            rank.follow(draw(rank.rank, step))
+        rank.rounds.finish()
+        return rank.save()
+
+    def going_on(rank: Rank):
+        state = after[rank.rank]
+        rank.load({**saved[0], "reducer": state, "rounds": state["rounds"]})
+        for step in range(7, 13):
+            rank.follow(draw(rank.rank, step))
+        rank.rounds.finish()
+        return rank.x
+
+    method = small(name)
+    saved = run(method, 4, saving)
+    after = laconic.resharded([state["reducer"] | {"rounds": state["rounds"]} for state in saved], ranks=2)
+    ends = run(method, 2, going_on)
+    assert same_bits(*ends)
+    assert bool(torch.isfinite(ends[0]).all())
+
+
+def test_ranks_within_a_round_are_told_to_finish_it():
+    def saving(rank: Rank):
+        rank.follow(draw(rank.rank, 0))
+        saved = rank.save()
+        rank.rounds.finish()
+        return saved["reducer"] | {"rounds": saved["rounds"]}
+
+    states = run(laconic.celgc(4), 2, saving)
+    with pytest.raises(ValueError, match=r"within a round .* 2 cannot go on as 3\. Call link\.finish\(\)"):
+        laconic.resharded(states, ranks=3)
+
+
+def test_states_of_unlike_moments_or_of_no_run_are_refused():
+    world = World(TOPK, 2)
+    _run(world, 2, range(2))
+    states = world.save()
+    with pytest.raises(ValueError, match=r"not of one moment of one run: step is \[2, 1\]"):
+        laconic.resharded([states[0], {**states[1], "step": 1}], ranks=1)
+    with pytest.raises(ValueError, match=r"version 3, this laconic reads"):
+        laconic.resharded([{**state, "version": 3} for state in states], ranks=1)
+    with pytest.raises(ValueError, match=r"ranks must be .*1 or more, got 0"):
+        laconic.resharded(states, ranks=0)
+    for wrong in ([], [None]):
+        with pytest.raises(TypeError, match=r"wants the states of all ranks"):
+            laconic.resharded(wrong, ranks=1)
