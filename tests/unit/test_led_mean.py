@@ -155,3 +155,25 @@ def test_bytes_for_chosen_entries_are_not_fixed():
         fixed.add(mean.fixed_bytes)
         assert mean.message_bytes > mean.fixed_bytes
     assert len(fixed) == 1
+
+
+@pytest.mark.parametrize("room", [1, 40, 700])
+def test_with_one_threshold_no_room_travels_empty(room):
+    """What a message takes follows from what was chosen, not from what ranks had agreed on as room."""
+    one = SEGMENTS.merged()
+    rule, name = StdThreshold(c=2.0, whole_below=0), one.names[0]
+    xs = [normal(one.numel, rank) for rank in range(3)]
+    leader = leader_of(0, 3)
+    passing = int((xs[leader].abs() > 2.0 * xs[leader].square().mean().sqrt()).sum())
+    world, started = Lockstep(3), []
+    for rank, (port, x) in enumerate(zip(world.ports, xs, strict=True)):
+        envelope = Envelope(step=0, world_size=3, rank=rank, rooms={name: room})
+        started.append(port.start(LedMean(values=SignMean()).steps(x, one, rule, envelope), label="led"))
+    for port in world.ports:
+        port.drain()
+    mean = started[0].value()
+    assert mean.rooms == {name: min(room, passing)}
+    assert mean.counts == {name: (passing,) * 3}
+    assert mean.sent == 3 * min(room, passing)
+    # A digest, a header, a count, a mean and positions of some 7 bits with a bit of value, in words of 8 bytes.
+    assert world.ports[leader].wire_bytes < 8 + 80 + 8 + 8 + min(room, passing) + 24

@@ -32,15 +32,18 @@ from laconic.segments import Segments
 from laconic.types import Compressor, Envelope, Gathered, Mean, Payload, Plan, Steps
 
 _DIGEST_BYTES = 8
+# In the first word the digest comes first, then what the leader has chosen.
+_COUNT_AT = 32
+_DIGEST = (1 << _COUNT_AT) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class LedMean:
     """One rank, another in every step, chooses and tells its entries; the others tell what they have there.
 
-    Three rounds: eight bytes by which ranks see that they agree on whose turn it is, one message to all, then those
-    of all others. ``values`` says how values are written; the rank that rounded owes what that loses. Entries that
-    every rank sends anyway are in every message.
+    Three rounds: eight bytes by which ranks see that they agree on whose turn it is and hear how much one has
+    chosen, its message to all, then those of all others. ``values`` says how values are written; the rank that
+    rounded owes what that loses. Entries that every rank sends anyway are in every message.
     """
 
     name: ClassVar[str] = "led_mean"
@@ -76,12 +79,19 @@ class LedMean:
         ranks = envelope.world_size
         leader = leader_of(envelope.step, ranks)
         leads = envelope.rank == leader
-        first = frame_of(plan, self.values, x, envelope)
-        header = header_of(None, first, envelope)
-        yield from _agreed(header, envelope, x.device)
         message, own = torch.empty(0, dtype=torch.uint8, device=x.device), None
+        taken, count = None, 0
         if leads:
             taken = compressor.compress_(x, segments, plan, envelope.fresh or kernels.fresh_of(x, segments))
+            count = _chosen(taken, plan)
+        first = frame_of(plan, self.values, x, envelope)
+        header = header_of(None, first, envelope)
+        count = yield from _agreed(header, count, leader, x.device)
+        if _says_count(plan):
+            plan = replace(plan, rooms=(min(count, plan.capacity),))
+            first = frame_of(plan, self.values, x, envelope)
+        if taken is not None:
+            taken = replace(taken, positions=taken.positions[: plan.capacity], values=taken.values[: plan.capacity])
             header = header_of(taken, first, envelope)
             packed = self._pack(first, taken, header, envelope)
             give_back_(x, plan, taken, packed.sent)
@@ -141,16 +151,30 @@ def leader_of(step: int, ranks: int) -> int:
     return (step + zlib.crc32(str(step // ranks).encode())) % ranks
 
 
-def _agreed(own: wire.Header, envelope: Envelope, device: torch.device) -> Generator[Request, Reply, None]:
-    """Raise on every rank if one is elsewhere: it would wait for what nobody sends, and others for its message."""
+def _says_count(plan: Plan) -> bool:
+    """Whether the leader says beforehand how many entries it chose, so that no room travels empty."""
+    return plan.counted and len(plan.rooms) == 1
+
+
+def _chosen(taken: Payload, plan: Plan) -> int:
+    """Return how many entries were chosen of the one segment there is; of several nobody is told beforehand."""
+    return min(int(taken.wanted), plan.capacity) if _says_count(plan) else 0
+
+
+def _agreed(own: wire.Header, count: int, leader: int, device: torch.device) -> Generator[Request, Reply, int]:
+    """Return the leader's count; raise on every rank if one is elsewhere.
+
+    It would wait for what nobody sends, and others for its message.
+    """
     said = (own.fingerprint, own.step, own.rates, own.value_bytes, own.written)
-    digest = torch.tensor([zlib.crc32(repr(said).encode())], dtype=torch.int64).view(torch.uint8).to(device)
-    rows = yield AllGather(send=digest)
-    if bool((rows == rows[envelope.rank]).all()):
-        return
-    rows = yield AllGather(send=own.words(device).view(torch.uint8))
-    nothing = Plan(known=slice(0, 0), known_sizes=())
-    wire.read_headers(rows.cpu(), own, nothing, torch.empty(len(rows), 0, dtype=torch.int64))
+    word = torch.tensor([zlib.crc32(repr(said).encode()) | count << _COUNT_AT], dtype=torch.int64)
+    rows = yield AllGather(send=word.view(torch.uint8).to(device))
+    words: list[int] = rows.cpu().contiguous().view(torch.int64).flatten().tolist()
+    if len({word & _DIGEST for word in words}) > 1:
+        rows = yield AllGather(send=own.words(device).view(torch.uint8))
+        nothing = Plan(known=slice(0, 0), known_sizes=())
+        wire.read_headers(rows.cpu(), own, nothing, torch.empty(len(rows), 0, dtype=torch.int64))
+    return words[leader] >> _COUNT_AT
 
 
 def _following(plan: Plan, led: wire.Message) -> Plan:
