@@ -68,7 +68,7 @@ METHODS = {
     **{f"sdagc c={c}, 1 bit, warm": _warm(c) for c in (20, 40, 60, 80)},
     **{f"sdagc c={c}, 1 bit, warm, ahead": _ahead(_warm(c)) for c in (40, 60, 80)},
     **{f"sdagc c={c}, led, 1 bit, ahead": _ahead(_sdagc(c, exchange="led")) for c in (60, 80)},
-    **{f"sdagc c={c}, led, 1 bit, warm, ahead": _ahead(_warm(c, exchange="led")) for c in (20, 40, 60, 70, 80)},
+    **{f"sdagc c={c}, led, 1 bit, warm, ahead": _ahead(_warm(c, exchange="led")) for c in (40, 60, 80)},
     **{f"sdagc {100 * d:g}% held, 1 bit, ahead": _ahead(_sdagc(law="target", density=d)) for d in (1e-3, 5e-4)},
     "topk 0.1%": _topk(0.001, values="exact"),
     "topk 0.1%, 1 bit": _topk(0.001),
