@@ -25,3 +25,11 @@ class ExchangeError(LaconicError):
 
 class WireError(LaconicError):
     """A message is malformed: wrong size, count or position."""
+
+
+def broken_off(step: int) -> LaconicError:
+    """Return what to raise where a step was begun, did not come to its end, and another is asked for."""
+    return LaconicError(
+        f"step {step} was begun and never ended: a backward pass or an exchange broke off. Detach, wrap the model "
+        f"in a new DistributedDataParallel, attach that and load the last checkpoint."
+    )

@@ -20,7 +20,7 @@ from torch.futures import Future
 from laconic.collectives import Reply, Request, Traffic, Transport
 from laconic.compressors import Dense
 from laconic.diagnosis import let_guard_look, summary
-from laconic.errors import LaconicError
+from laconic.errors import LaconicError, broken_off
 from laconic.intake import Intake
 from laconic.job import Job, Jobs, Outcome, Part
 from laconic.ledger import observed
@@ -100,10 +100,7 @@ class Reducer:
         stead, ``grad_scale`` a loss scaler's factor, ``senders`` the ranks that send (None: all); all others hear.
         """
         if self._open:
-            raise LaconicError(
-                f"step {self.step} was begun and never ended: a backward pass broke off. Detach, wrap the model "
-                f"in a new DistributedDataParallel, attach that and load the last checkpoint."
-            )
+            raise broken_off(self.step)
         self._open, self._closed = True, False
         self._state.memory.reclaim()
         self._before, self._told = Traffic.of(self.transport), Told()
@@ -131,6 +128,9 @@ class Reducer:
 
     def end_step(self) -> None:
         """Close the step: wait for every exchange, then hand all gradients back, or skip on all ranks."""
+        if self._open and self._closed:
+            # Its exchange raised: what was to be sent is used up.
+            raise broken_off(self.step)
         self._closed, counters = True, self._state.counters
         with self._watch.selecting(counters):
             if self._waits and not self._averaging:

@@ -21,6 +21,7 @@ from laconic.state import STATE_VERSION
 
 State = Mapping[str, Any]
 # Of these an observation has the sum over ranks.
+_NEEDED = {"memory", "ledger", "tuner", "setting", "seen", "alarm", "kept", "node_size"}
 _SUMS = ("entries", "sent", "wanted", "qualified", "choosable")
 
 
@@ -31,13 +32,14 @@ def resharded(states: Sequence[State], *, ranks: int) -> list[dict[str, Any]]:
     of bytes and seconds are those of the nearest old rank. With local steps call ``link.finish()`` before saving.
     """
     check_whole("ranks", ranks, 1, "It is how many go on.")
+    states = list(states)
     _check(states, ranks)
     if len(states) == ranks:
         return [dict(state) for state in states]
     # The ranks of a node have one memory, each a copy of it.
     size = states[0]["node_size"]
     nodes, before = ranks // size, states[::size]
-    new = [_merged(before, _stretch(len(before), nodes, node), ranks=ranks) for node in range(nodes)]
+    new = [_merged(before, _stretch(len(before), nodes, node), nodes=nodes) for node in range(nodes)]
     return [dict(state) for state in new for _ in range(size)]
 
 
@@ -69,9 +71,13 @@ def _check(states: Sequence[State], ranks: int) -> None:
         told = [state.get(what) for state in states]
         if len(set(told)) > 1:
             raise ValueError(f"the states are not of one moment of one run: {what} is {told}, rank by rank.")
-    version, size = states[0].get("version"), states[0].get("node_size", 1)
+    version = states[0].get("version")
     if version != STATE_VERSION:
         raise ValueError(f"the states have version {version}, this laconic reads {STATE_VERSION}.")
+    missing = sorted({what for state in states for what in _NEEDED - set(state)})
+    if missing:
+        raise ValueError(f"the states lack {', '.join(missing)}: they were not saved by link.state_dict().")
+    size = states[0]["node_size"]
     if len(states) % size or ranks % size:
         raise ValueError(f"nodes have {size} ranks: {len(states)} states cannot go on on {ranks} ranks.")
     if len(states) != ranks and any(_within_a_round(state.get("rounds")) for state in states):
@@ -85,11 +91,14 @@ def _within_a_round(rounds: State | None) -> bool:
     """Whether a rank has a model of its own, or an exchange under way."""
     if not rounds:
         return False
-    parts, marks = rounds["sync"]["fragments"], rounds["sync"]["marks"]
-    return rounds["progress"]["in_round"] > 0 or any("drift" in part for part in parts) or any(m[0] for m in marks)
+    sync = rounds["sync"]
+    # What a rank holds back, whether it has stepped, and how far.
+    stepped = any(worked for _, worked, _ in sync["marks"])
+    flying = any("drift" in part for part in sync["fragments"])
+    return rounds["progress"]["in_round"] > 0 or flying or stepped or not all(sync.get("at_anchor", [False]))
 
 
-def _merged(states: Sequence[State], shares: Sequence[_Share], *, ranks: int) -> dict[str, Any]:
+def _merged(states: Sequence[State], shares: Sequence[_Share], *, nodes: int) -> dict[str, Any]:
     """Return the state of a rank that takes over these shares; what ranks agree on is the first one's."""
     first, taken = states[0], [states[share.rank] for share in shares]
     near = dict(max(zip(shares, taken, strict=True), key=lambda both: both[0].weight)[1])
@@ -97,7 +106,7 @@ def _merged(states: Sequence[State], shares: Sequence[_Share], *, ranks: int) ->
     near["memory"] = _memory([state["memory"] for state in taken], weights)
     near["ledger"] = _ledger([state["ledger"] for state in taken], weights)
     near |= {what: first[what] for what in ("tuner", "setting")}
-    near["seen"] = _seen(first["seen"], ranks)
+    near["seen"] = _seen(first["seen"], nodes)
     near["alarm"] = near["alarm"] | {"raised": any(state["alarm"]["raised"] for state in taken)}
     # What a rank sent last, it alone; and ranges are cut for a number of ranks.
     near["gauge"] = {}
@@ -114,7 +123,7 @@ def _memory(memories: Sequence[State], weights: Sequence[float]) -> dict[str, An
     if "sent_at" in memories[0]:
         # What waits longest is what ages are looked at for.
         merged["sent_at"] = {
-            name: torch.stack([memory["sent_at"][name] for memory in memories]).amin(0)
+            name: torch.stack([memory["sent_at"][name].cpu() for memory in memories]).amin(0)
             for name in memories[0]["sent_at"]
         }
     return merged
@@ -128,9 +137,10 @@ def _mean(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     """Return the mean with these weights; of one value, its copy."""
     if len(values) == 1:
         return values[0].clone()
-    total = torch.zeros_like(values[0], dtype=torch.float64)
+    # Each rank may have saved from a device of its own.
+    total = torch.zeros_like(values[0], dtype=torch.float64, device="cpu")
     for value, weight in zip(values, weights, strict=True):
-        total.add_(value.double(), alpha=weight)
+        total.add_(value.cpu().double(), alpha=weight)
     return total.to(values[0].dtype)
 
 
@@ -144,8 +154,8 @@ def _ledger(ledgers: Sequence[State], weights: Sequence[float]) -> dict[str, Any
     return merged
 
 
-def _seen(seen: State, ranks: int) -> dict[str, Any]:
-    """Return what a step has shown, as if so many ranks had been there."""
-    before = seen["world_size"]
-    sums = {what: seen[what] * ranks // before for what in _SUMS}
-    return {**seen, **sums, "ranks": max(1, seen["ranks"] * ranks // before), "world_size": ranks}
+def _seen(seen: State, nodes: int) -> dict[str, Any]:
+    """Return what a step has shown, as if so many had been there, a rank of each node."""
+    senders = max(1, seen["ranks"] * nodes // seen["world_size"])
+    sums = {what: seen[what] * senders // seen["ranks"] for what in _SUMS}
+    return {**seen, **sums, "ranks": senders, "world_size": nodes}

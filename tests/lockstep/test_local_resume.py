@@ -123,3 +123,22 @@ def test_ranks_that_loaded_unlike_rounds_are_told():
 
     with pytest.raises(laconic.LaconicError, match=r"unlike rounds.*Load the checkpoint of the same step"):
         run(laconic.celgc(4), 2, job)
+
+
+def test_a_state_that_held_something_back_goes_on_without_doing_so():
+    """Loaded with another restart, ranks begin at the anchor from the next sync on, all of them alike."""
+    send = laconic.topk(0.25, memory="update", whole_below=0)
+
+    def saving(rank: Rank):
+        _on(rank, range(4))
+        return rank.save(), rank.anchor
+
+    def going_on(rank: Rank):
+        rank.load(saved[rank.rank][0])
+        _on(rank, range(4, 8))
+        return rank.x, rank.anchor
+
+    saved = run(laconic.celgc(4, send=send, restart=0.5), 2, saving)
+    ends = run(laconic.celgc(4, send=send), 2, going_on)
+    assert all(torch.equal(x, ends[0][1]) for x, _ in ends)
+    assert float((ends[0][1] - saved[0][1]).norm()) < 10.0

@@ -84,6 +84,18 @@ def test_what_waits_longest_says_how_long_things_wait():
     assert torch.equal(alone.kept("sent_at")[0], torch.stack(world.kept("sent_at")).amin(0))
 
 
+def test_what_was_seen_is_told_as_if_as_many_had_been_there():
+    method = replace(TOPK, exchange=TwoLevel(inner=TOPK.exchange, node_size=2))
+    world = World(method, 8, node_size=2)
+    _run(world, 8, range(2))
+    seen = laconic.resharded(world.save(), ranks=4)[0]["seen"]
+    truth = World(method, 4, node_size=2)
+    _run(truth, 4, range(2))
+    there = truth.save()[0]["seen"]
+    for what in ("entries", "sent", "choosable", "ranks", "world_size"):
+        assert seen[what] == there[what], what
+
+
 def test_the_ranks_of_a_node_go_on_with_one_memory():
     method = replace(TOPK, exchange=TwoLevel(inner=TOPK.exchange, node_size=2))
     world = World(method, 4, node_size=2)
@@ -121,14 +133,27 @@ def test_local_steps_go_on_on_fewer_ranks_after_a_finished_round(name):
     assert bool(torch.isfinite(ends[0]).all())
 
 
-def test_ranks_within_a_round_are_told_to_finish_it():
+@pytest.mark.parametrize(
+    ("method", "steps"),
+    [
+        (laconic.celgc(4), 1),
+        # At the end of a round some ranks are not where all are, all the same.
+        (laconic.celgc(4, send=TOPK, restart=0.5), 4),
+        (laconic.diloco(6, fragments=3), 6),
+        (laconic.diloco(4, mix=0.5), 4),
+        (laconic.diloco(4, delay=1, mix=0.5), 4),
+    ],
+    ids=["within", "holding", "fragments", "mixed", "mixed late"],
+)
+def test_ranks_within_a_round_are_told_to_finish_it(method, steps):
     def saving(rank: Rank):
-        rank.follow(draw(rank.rank, 0))
+        for step in range(steps):
+            rank.follow(draw(rank.rank, step))
         saved = rank.save()
         rank.rounds.finish()
         return saved["reducer"] | {"rounds": saved["rounds"]}
 
-    states = run(laconic.celgc(4), 2, saving)
+    states = run(method, 2, saving)
     with pytest.raises(ValueError, match=r"within a round .* 2 cannot go on as 3\. Call link\.finish\(\)"):
         laconic.resharded(states, ranks=3)
 
@@ -141,6 +166,8 @@ def test_states_of_unlike_moments_or_of_no_run_are_refused():
         laconic.resharded([states[0], {**states[1], "step": 1}], ranks=1)
     with pytest.raises(ValueError, match=r"version 3, this laconic reads"):
         laconic.resharded([{**state, "version": 3} for state in states], ranks=1)
+    with pytest.raises(ValueError, match=r"the states lack memory, seen: they were not saved"):
+        laconic.resharded([{k: v for k, v in s.items() if k not in ("memory", "seen")} for s in states], ranks=1)
     with pytest.raises(ValueError, match=r"ranks must be .*1 or more, got 0"):
         laconic.resharded(states, ranks=0)
     for wrong in ([], [None]):

@@ -13,7 +13,7 @@ import laconic
 from contracts.registry import label, recipes
 from contracts.vectors import same_bits
 from covering import in_turn
-from laconic.errors import GroupError, LaconicError
+from laconic.errors import GroupError, LaconicError, WireError
 from laconic.reducer import Reducer
 from laconic.segments import Segments
 from laconic.transports import Lockstep
@@ -200,3 +200,20 @@ def test_a_step_that_was_never_ended_is_told_at_the_next():
     reducer.begin(gradients(1, 0)[0], MODEL)
     with pytest.raises(LaconicError, match=r"step 0 was begun and never ended.*load the last checkpoint"):
         reducer.begin_step()
+
+
+def test_a_step_whose_exchange_raised_is_not_exchanged_a_second_time(monkeypatch):
+    """What was to be sent is used up then: to send it again would count what is owed twice."""
+
+    def damaged(*_):
+        raise WireError("damaged on the way")
+
+    reducer = Reducer(TOPK, MODEL, Lockstep(1).ports[0])
+    reducer.begin_step()
+    with monkeypatch.context() as broken:
+        broken.setattr("laconic.wire.unpack", damaged)
+        reducer.begin(torch.ones(MODEL.numel), MODEL)
+        with pytest.raises(WireError, match="damaged on the way"):
+            reducer.end_step()
+    with pytest.raises(LaconicError, match=r"never ended: a backward pass or an exchange broke off"):
+        reducer.end_step()

@@ -34,7 +34,7 @@ from laconic.types import Compressor, Envelope, Gathered, Mean, Payload, Plan, S
 _DIGEST_BYTES = 8
 # In the first word the digest comes first, then what the leader has chosen.
 _COUNT_AT = 32
-_DIGEST = (1 << _COUNT_AT) - 1
+_DIGEST, _TOO_MANY = (1 << _COUNT_AT) - 1, 1 << 31
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +153,7 @@ def leader_of(step: int, ranks: int) -> int:
 
 def _says_count(plan: Plan) -> bool:
     """Whether the leader says beforehand how many entries it chose, so that no room travels empty."""
-    return plan.counted and len(plan.rooms) == 1
+    return plan.counted and len(plan.rooms) == 1 and plan.capacity < _TOO_MANY
 
 
 def _chosen(taken: Payload, plan: Plan) -> int:
@@ -166,7 +166,7 @@ def _agreed(own: wire.Header, count: int, leader: int, device: torch.device) -> 
 
     It would wait for what nobody sends, and others for its message.
     """
-    said = (own.fingerprint, own.step, own.rates, own.value_bytes, own.written)
+    said = (wire.VERSION, own.fingerprint, own.step, own.rates, own.value_bytes, own.written)
     word = torch.tensor([zlib.crc32(repr(said).encode()) | count << _COUNT_AT], dtype=torch.int64)
     rows = yield AllGather(send=word.view(torch.uint8).to(device))
     words: list[int] = rows.cpu().contiguous().view(torch.int64).flatten().tolist()

@@ -154,7 +154,8 @@ class Sync:
         self.arrive()
         parts = [fragment.state_dict() for fragment in self.fragments]
         marks = [[fragment.holds, fragment.worked, fragment.walked] for fragment in self.fragments]
-        return {"fragments": parts, "marks": marks, "poisoned": self._poisoned}
+        at_anchor = [fragment.at_anchor for fragment in self.fragments]
+        return {"fragments": parts, "marks": marks, "at_anchor": at_anchor, "poisoned": self._poisoned}
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Wait for what is under way, and raise ``ValueError`` if a saved state does not fit."""
@@ -172,6 +173,8 @@ class Sync:
             fragment.load_state_dict(saved)
         for fragment, marks in zip(self.fragments, state["marks"], strict=True):
             fragment.holds, fragment.worked, fragment.walked = marks
+        for fragment, at_anchor in zip(self.fragments, state.get("at_anchor", ()), strict=False):
+            fragment.at_anchor = at_anchor
         self.flying, self._poisoned = [f for f in self.fragments if f.flying], state["poisoned"]
 
     def _agree(self, standing: Standing, fragment: Fragment, senders: tuple[int, ...] | None) -> Agreed:
@@ -206,6 +209,8 @@ class Sync:
         """Say where this rank begins: at the anchor, or there minus its share of what it owes."""
         sending = min(self._local.participants or self._ranks, self._ranks)
         share = 1 / sending if self._local.restart is None else self._local.restart
+        # What was loaded may be of a method that held something back.
+        fragment.holds = False
         if share:
             fragment.hold_back(self._reducer.owed(fragment.arena.segments, out=fragment.begin), share)
 
