@@ -10,10 +10,13 @@ HOME is where ``laconic data import cifar10`` or ``laconic data get cifar10`` ha
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import compositions
 import tyro
+from compositions import largest, warm
 from many_runs import ManyRuns, Row, run_or_print
 from tables import Table, printed
 
@@ -25,25 +28,14 @@ FIFTEEN = Training(epochs=15.0, batch=32, rate=0.1, momentum=0.9, decay=5e-4, sc
 THIRTY = replace(FIFTEEN, epochs=30.0)
 
 
-def topk(density: float, **settings: Any) -> laconic.Method:
-    """Return the largest entries of the whole model, one bit each."""
-    return laconic.topk(density, **{"memory": "update", "scope": "model", "values": "sign"} | settings)
-
-
-def ahead(send: laconic.Method, every: int = 1) -> laconic.Method:
-    """Return rounds, each begun from where a rank would stand with its share of what it owes."""
-    # Each rank keeps its statistics of batches, as under DDP: their mean would be most of what is sent.
-    return laconic.celgc(every, restart=None, send=send, buffers="keep")
+# Each rank keeps its statistics of batches, as under DDP: their mean would be most of what is sent.
+ahead = partial(compositions.ahead, buffers="keep")
+topk = largest
 
 
 def outside(c: float, **settings: Any) -> laconic.Method:
     """Return SDAGC with one threshold and one bit a value; momentum is the optimizer's."""
     return laconic.sdagc(c, **{"values": "sign", "momentum": False, "scope": "model"} | settings)
-
-
-def warm(method: laconic.Method, c: float) -> laconic.Method:
-    """Return SDAGC that does not begin with silence: a share falls to what c sends in 2 c steps."""
-    return replace(method, tuner=laconic.Warmup(start=0.03, steps=round(2 * c)))
 
 
 def held(density: float, every: int = 4, **settings: Any) -> laconic.Method:

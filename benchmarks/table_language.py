@@ -13,10 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import compositions
 import tyro
+from compositions import clipped, largest
 from many_runs import ManyRuns, Row, run_or_print
 from tables import Table, printed
 
@@ -32,13 +35,9 @@ SIX = Training(epochs=6.0, batch=5, rate=30.0, clip=CLIP, schedule="linear", fin
 PARENT = "parallel clipping"
 
 
-def _clipped(method: laconic.Method) -> laconic.Method:
-    return replace(method, clip=laconic.LocalClip(norm=CLIP))
-
-
-def topk(density: float, **settings: Any) -> laconic.Method:
-    """Return the largest entries of the whole model, one bit each."""
-    return _clipped(laconic.topk(density, **{"memory": "update", "scope": "model", "values": "sign"} | settings))
+_clipped = partial(clipped, clip=CLIP)
+topk = partial(largest, clip=CLIP)
+ahead = partial(compositions.ahead, clip=CLIP)
 
 
 def sdagc(c: float = 20.0, **settings: Any) -> laconic.Method:
@@ -47,19 +46,13 @@ def sdagc(c: float = 20.0, **settings: Any) -> laconic.Method:
 
 
 def warm(c: float, **settings: Any) -> laconic.Method:
-    """Return SDAGC that does not begin with silence: a share falls to what c sends in 2 c steps."""
-    return replace(sdagc(c, **settings), tuner=laconic.Warmup(start=0.03, steps=round(2 * c)))
+    """Return SDAGC with one bit a value that does not begin with silence."""
+    return compositions.warm(sdagc(c, **settings), c)
 
 
 def celgc(every: int, **settings: Any) -> laconic.Method:
     """Return CELGC; its authors' gamma over eta is this clip."""
     return laconic.celgc(every, **{"clip": CLIP} | settings)
-
-
-def ahead(send: laconic.Method, share: float | None = None) -> laconic.Method:
-    """Return rounds of one step, each taken from where a rank would stand with its share of what it owes."""
-    # Steps are clipped, not what is sent of them.
-    return laconic.celgc(1, clip=CLIP, convention="mean", restart=share, send=replace(send, clip=None))
 
 
 OUTER = {"outer_rate": 0.7, "outer_momentum": 0.6}

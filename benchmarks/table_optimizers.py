@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import tyro
+from compositions import ahead, largest
 from many_runs import ManyRuns, Row, run_or_print
 from tables import Table, printed
 
@@ -29,9 +30,7 @@ TRAININGS = {
 
 
 def _ahead(every: int, density: float, values: str) -> laconic.Method:
-    """Return rounds, each begun from where a rank would stand with its share of what it owes; ranks take turns."""
-    send = laconic.topk(density, memory="update", scope="model", values=values, exchange="led")
-    return laconic.celgc(every, clip=CLIP, convention="mean", restart=None, send=send)
+    return ahead(largest(density, values=values, exchange="led"), every, clip=CLIP)
 
 
 METHODS = {

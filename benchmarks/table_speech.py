@@ -11,10 +11,12 @@ thresholds were looked for with seeds 0 and 1, on the test recordings of the tab
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import tyro
+from compositions import ahead, clipped, largest, warm
 from many_runs import ManyRuns, Row, run_or_print
 from tables import Table, printed
 
@@ -37,22 +39,12 @@ def _sdagc(c: float = 20.0, **settings: Any) -> laconic.Method:
 
 
 def _warm(c: float, **settings: Any) -> laconic.Method:
-    """Return SDAGC that does not begin with silence: a share falls to what c sends in 2 c steps."""
-    return replace(_sdagc(c, **settings), tuner=laconic.Warmup(start=0.03, steps=round(2 * c)))
+    return warm(_sdagc(c, **settings), c)
 
 
-def _topk(density: float, **settings: Any) -> laconic.Method:
-    method = laconic.topk(density, **{"memory": "update", "scope": "model", "values": "sign"} | settings)
-    return _clipped(method)
-
-
-def _clipped(method: laconic.Method) -> laconic.Method:
-    return replace(method, clip=laconic.LocalClip(norm=CLIP))
-
-
-def _ahead(send: laconic.Method, every: int = 1) -> laconic.Method:
-    """Return rounds, each begun from where a rank would stand with its share of what it owes."""
-    return laconic.celgc(every, clip=CLIP, convention="mean", restart=None, send=replace(send, clip=None))
+_clipped = partial(clipped, clip=CLIP)
+_topk = partial(largest, clip=CLIP)
+_ahead = partial(ahead, clip=CLIP)
 
 
 def _held(density: float, every: int, **settings: Any) -> laconic.Method:

@@ -20,8 +20,8 @@ from laconic.shards import CUTS
 from laconic.state import STATE_VERSION
 
 State = Mapping[str, Any]
-# Of these an observation has the sum over ranks.
 _NEEDED = {"memory", "ledger", "tuner", "setting", "seen", "alarm", "kept", "node_size"}
+# Of these an observation has the sum over ranks.
 _SUMS = ("entries", "sent", "wanted", "qualified", "choosable")
 
 
