@@ -109,8 +109,7 @@ THOSE_THAT_HOLD = {
 ANOTHER_TEXT = {
     PARENT: laconic.parallel_clip(CLIP),
     "celgc I=16, outer momentum": celgc(16, **OUTER),
-    "led 0.3%, 1 bit, ahead": ahead(topk(0.003, exchange="led")),
-    "sdagc c=10, 1 bit, ahead": ahead(sdagc(10.0, scope="model")),
+    "sdagc c=15, 1 bit, warm": warm(15.0, scope="model"),
 }
 
 # CELGC's own setting: eta 30, gamma 7.5, eight workers.
@@ -140,8 +139,8 @@ ROWS = {
     **_group("ptb, 10 epochs", replace(_SIX, training=replace(SIX, epochs=10.0), weight=2.0), THOSE_THAT_HOLD),
     **_group("ptb, 6 epochs, momentum", replace(_SIX, training=MOMENTUM), WITH_MOMENTUM),
     **_group(
-        "wikitext-2, 3 epochs",
-        replace(_SIX, task=WIKITEXT, training=replace(SIX, epochs=3.0), weight=3.0),
+        "wikitext-2, 2 epochs",
+        replace(_SIX, task=WIKITEXT, training=replace(SIX, epochs=2.0), weight=3.0),
         ANOTHER_TEXT,
     ),
     **_group(
