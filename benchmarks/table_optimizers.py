@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import tyro
-from compositions import ahead, largest
+from compositions import ahead, largest, warm
 from many_runs import ManyRuns, Row, run_or_print
 from tables import Table, printed
 
@@ -27,19 +28,36 @@ TRAININGS = {
     "momentum 0.9": replace(SGD, rate=0.8, momentum=0.9),
     "adamw": replace(SGD, optimizer="adamw", rate=0.003),
 }
+OUTER = {"outer_rate": 1.0, "outer_momentum": 0.6}
 
 
-def _ahead(every: int, density: float, values: str) -> laconic.Method:
-    return ahead(largest(density, values=values, exchange="led"), every, clip=CLIP)
+def _ahead(every: int, density: float, values: str, exchange: str = "led", **settings: Any) -> laconic.Method:
+    return ahead(largest(density, values=values, exchange=exchange), every, clip=CLIP, **settings)
 
 
+def _sdagc(c: float = 20.0, **settings: Any) -> laconic.Method:
+    """Return SDAGC with one threshold."""
+    return laconic.sdagc(c, **{"clip": CLIP, "scope": "model", "values": "sign"} | settings)
+
+
+def _held(every: int, density: float, values: str) -> laconic.Method:
+    """Return rounds whose drifts SDAGC sends, with the threshold that holds this share."""
+    return ahead(_sdagc(law="target", density=density, momentum=False, values=values), every, clip=CLIP)
+
+
+BITS = {"1 bit": "sign", "int4": "int4"}
 METHODS = {
     "dense": laconic.dense(),
     "topk 1%, 1 bit": laconic.topk(0.01, scope="model", values="sign"),
-    "spartan": laconic.spartan(clip=CLIP),
-    "spartan, int4": laconic.spartan(clip=CLIP, values="int4"),
+    "sdagc c=20, per layer, 32 bits": laconic.sdagc(20.0, clip=CLIP, values="exact", scope="layer"),
+    **{f"sdagc c={c}, 1 bit, warm": warm(_sdagc(c), c) for c in (20, 40)},
+    "sdagc c=20, int4, warm": warm(_sdagc(values="int4"), 20),
+    "sdagc c=10, 1 bit, ahead": ahead(_sdagc(10.0, momentum=False), clip=CLIP),
+    **{f"sdagc 1% held, {bits}, ahead, I=4": _held(4, 0.01, values) for bits, values in BITS.items()},
+    "topk 1%, 32 bits, I=4, outer momentum": _ahead(4, 0.01, "exact", "gather", **OUTER),
+    **{f"topk 1%, {bits}, ahead, I=4": _ahead(4, 0.01, values, "gather") for bits, values in BITS.items()},
     "led 0.3%, 1 bit, ahead": _ahead(1, 0.003, "sign"),
-    "led 1%, int4, ahead, I=4": _ahead(4, 0.01, "int4"),
+    **{f"led 1%, {bits}, ahead, I=4": _ahead(4, 0.01, values) for bits, values in BITS.items()},
 }
 ROWS = {
     (group, name): Row(training=training, method=method)
