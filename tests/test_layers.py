@@ -15,7 +15,7 @@ ROWS = [
     {"segments", "errors", "stats", "arguments", "layout", "collectives"},
     {"costs", "sizes", "spectrum", "pace", "coding"},
     {"types", "descent"},
-    {"kernels", "memory", "ledger", "clipping", "guard", "efficiency", "linkfit", "shards"},
+    {"kernels", "memory", "ledger", "clipping", "guard", "efficiency", "linkfit", "shards", "unfinished"},
     {"wire", "codecs"},
     {"compressors", "exchanges", "tuners", "local", "handshake", "damping", "averaging"},
     {"method", "job", "theory", "transports"},

@@ -18,6 +18,7 @@ from torch import Tensor
 from laconic.arguments import check_whole
 from laconic.shards import CUTS
 from laconic.state import STATE_VERSION
+from laconic.unfinished import agreed_anchors, begun_anew, is_flying, is_under_way
 
 State = Mapping[str, Any]
 _NEEDED = {"memory", "ledger", "tuner", "setting", "seen", "alarm", "kept", "node_size"}
@@ -25,46 +26,55 @@ _NEEDED = {"memory", "ledger", "tuner", "setting", "seen", "alarm", "kept", "nod
 _SUMS = ("entries", "sent", "wanted", "qualified", "choosable")
 
 
-def resharded(states: Sequence[State], *, ranks: int) -> list[dict[str, Any]]:
+def resharded(
+    states: Sequence[State], *, ranks: int, models: Sequence[Mapping[str, Tensor]] | None = None
+) -> list[dict[str, Any]]:
     """Return the states of ``ranks`` ranks that go on from what ``link.state_dict()`` gave on all of others.
 
     The mean over ranks of what is owed, of the method's momentum and of what thresholds follow is preserved. Counts
-    of bytes and seconds are those of the nearest old rank. With local steps call ``link.finish()`` before saving.
+    of bytes and seconds are those of the nearest old rank. Within a round of local steps ``models`` are wanted,
+    each rank's parameters by name at that moment: the round ends there. Load the model before the link, which
+    moves it to what all ranks have agreed on.
     """
     check_whole("ranks", ranks, 1, "It is how many go on.")
     states = list(states)
-    _check(states, ranks)
+    _check(states, ranks, models)
     if len(states) == ranks:
         return [dict(state) for state in states]
+    ends = models is not None and any(map(is_under_way, states))
+    anchors = agreed_anchors(states, models or ()) if ends else None
     # The ranks of a node have one memory, each a copy of it.
     size = states[0]["node_size"]
     nodes, before = ranks // size, states[::size]
-    new = [_merged(before, _stretch(len(before), nodes, node), nodes=nodes) for node in range(nodes)]
+    new = [_merged(before, stretch(len(before), nodes, node), nodes=nodes) for node in range(nodes)]
+    for state in new:
+        if state.get("rounds"):
+            state["rounds"] = begun_anew(state["rounds"], anchors)
     return [dict(state) for state in new for _ in range(size)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Share:
+class Share:
     """Which old rank a new one takes over, and how much of the new one that makes."""
 
     rank: int
     weight: Fraction
 
 
-def _stretch(old: int, new: int, at: int) -> list[_Share]:
+def stretch(old: int, new: int, at: int) -> list[Share]:
     """Return what the rank ``at`` of ``new`` takes over of ``old`` ones.
 
-    >>> [(share.rank, str(share.weight)) for share in _stretch(2, 3, 1)]
+    >>> [(share.rank, str(share.weight)) for share in stretch(2, 3, 1)]
     [(0, '1/2'), (1, '1/2')]
-    >>> [(share.rank, str(share.weight)) for share in _stretch(4, 2, 1)]
+    >>> [(share.rank, str(share.weight)) for share in stretch(4, 2, 1)]
     [(2, '1/2'), (3, '1/2')]
     """
     begin, end = Fraction(at, new), Fraction(at + 1, new)
     covered = [min(end, Fraction(rank + 1, old)) - max(begin, Fraction(rank, old)) for rank in range(old)]
-    return [_Share(rank=rank, weight=length * new) for rank, length in enumerate(covered) if length > 0]
+    return [Share(rank=rank, weight=length * new) for rank, length in enumerate(covered) if length > 0]
 
 
-def _check(states: Sequence[State], ranks: int) -> None:
+def _check(states: Sequence[State], ranks: int, models: Sequence[Mapping[str, Tensor]] | None) -> None:
     if not states or not all(isinstance(state, Mapping) for state in states):
         raise TypeError("resharded wants the states of all ranks, in their order, as link.state_dict() gave them.")
     for what in ("version", "step", "method", "node_size"):
@@ -80,25 +90,21 @@ def _check(states: Sequence[State], ranks: int) -> None:
     size = states[0]["node_size"]
     if len(states) % size or ranks % size:
         raise ValueError(f"nodes have {size} ranks: {len(states)} states cannot go on on {ranks} ranks.")
-    if len(states) != ranks and any(_within_a_round(state.get("rounds")) for state in states):
+    if models is not None and len(models) != len(states):
+        raise ValueError(f"models must be those of all ranks, got {len(models)} with {len(states)} states.")
+    if len(states) != ranks and models is None and any(map(is_under_way, states)):
         raise ValueError(
             f"ranks are within a round of local steps, where each has a model of its own: {len(states)} cannot go "
-            f"on as {ranks}. Call link.finish() on every rank, then save the model and the states."
+            f"on as {ranks}. Give models= too, or call link.finish() on every rank before you save."
+        )
+    if len(states) != ranks and any(map(is_flying, states)):
+        raise ValueError(
+            f"an exchange was under way when ranks were saved: {len(states)} cannot go on as {ranks}. Call "
+            f"link.finish() on every rank before you save."
         )
 
 
-def _within_a_round(rounds: State | None) -> bool:
-    """Whether a rank has a model of its own, or an exchange under way."""
-    if not rounds:
-        return False
-    sync = rounds["sync"]
-    # What a rank holds back, whether it has stepped, and how far.
-    stepped = any(worked for _, worked, _ in sync["marks"])
-    flying = any("drift" in part for part in sync["fragments"])
-    return rounds["progress"]["in_round"] > 0 or flying or stepped or not all(sync.get("at_anchor", [False]))
-
-
-def _merged(states: Sequence[State], shares: Sequence[_Share], *, nodes: int) -> dict[str, Any]:
+def _merged(states: Sequence[State], shares: Sequence[Share], *, nodes: int) -> dict[str, Any]:
     """Return the state of a rank that takes over these shares; what ranks agree on is the first one's."""
     first, taken = states[0], [states[share.rank] for share in shares]
     near = dict(max(zip(shares, taken, strict=True), key=lambda both: both[0].weight)[1])
@@ -130,10 +136,10 @@ def _memory(memories: Sequence[State], weights: Sequence[float]) -> dict[str, An
 
 
 def _means(each: Sequence[State], kind: str, weights: Sequence[float]) -> dict[str, Tensor]:
-    return {name: _mean([one[kind][name] for one in each], weights) for name in each[0][kind]}
+    return {name: mean_of([one[kind][name] for one in each], weights) for name in each[0][kind]}
 
 
-def _mean(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+def mean_of(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     """Return the mean with these weights; of one value, its copy."""
     if len(values) == 1:
         return values[0].clone()

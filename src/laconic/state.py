@@ -31,7 +31,7 @@ from laconic.theory import Probe, Watched
 from laconic.tuners import Constant
 from laconic.types import Compressor, Envelope, Fresh, Observation, Steps, TunerState
 
-STATE_VERSION = 4
+STATE_VERSION = 5
 _KEYS = {"method", "step", "tuner", "setting", "seen", "ledger", "alarm", "gauge", "counters", "theory"}
 _KEYS |= {"memory", "kept", "node_size"}
 

@@ -133,29 +133,100 @@ def test_local_steps_go_on_on_fewer_ranks_after_a_finished_round(name):
     assert bool(torch.isfinite(ends[0]).all())
 
 
-@pytest.mark.parametrize(
-    ("method", "steps"),
-    [
-        (laconic.celgc(4), 1),
-        # At the end of a round some ranks are not where all are, all the same.
-        (laconic.celgc(4, send=TOPK, restart=0.5), 4),
-        (laconic.diloco(6, fragments=3), 6),
-        (laconic.diloco(4, mix=0.5), 4),
-        (laconic.diloco(4, delay=1, mix=0.5), 4),
-    ],
-    ids=["within", "holding", "fragments", "mixed", "mixed late"],
-)
-def test_ranks_within_a_round_are_told_to_finish_it(method, steps):
+def _saved_after(steps: int):
     def saving(rank: Rank):
         for step in range(steps):
             rank.follow(draw(rank.rank, step))
         saved = rank.save()
         rank.rounds.finish()
-        return saved["reducer"] | {"rounds": saved["rounds"]}
+        return saved
 
-    states = run(method, 2, saving)
-    with pytest.raises(ValueError, match=r"within a round .* 2 cannot go on as 3\. Call link\.finish\(\)"):
+    return saving
+
+
+def _links(saved: list[dict]) -> list[dict]:
+    return [state["reducer"] | {"rounds": state["rounds"]} for state in saved]
+
+
+UNDER_WAY = {
+    "within": (laconic.celgc(4), 1),
+    "fragments": (laconic.diloco(6, fragments=3), 6),
+    "mixed": (laconic.diloco(4, mix=0.5), 4),
+    "mixed late": (laconic.diloco(4, delay=1, mix=0.5), 4),
+}
+
+
+@pytest.mark.parametrize("name", UNDER_WAY)
+def test_ranks_within_a_round_are_told_what_is_missing(name):
+    method, steps = UNDER_WAY[name]
+    states = _links(run(method, 2, _saved_after(steps)))
+    with pytest.raises(ValueError, match=r"within a round .* 2 cannot go on as 3\. Give models= too, or call"):
         laconic.resharded(states, ranks=3)
+
+
+def test_an_exchange_under_way_must_end_before():
+    saved = run(laconic.diloco(4, delay=1), 2, _saved_after(3))
+    models = [state["model"] for state in saved]
+    with pytest.raises(ValueError, match=r"an exchange was under way .* 2 cannot go on as 1\. Call link\.finish"):
+        laconic.resharded(_links(saved), ranks=1, models=models)
+
+
+WITHIN = {
+    "celgc": (laconic.celgc(4), 2),
+    "clipped and corrected": (laconic.episode(4, clip=1.0), 3),
+    "outer momentum": (laconic.diloco(4), 3),
+    "fragments": (laconic.diloco(6, fragments=3), 5),
+    "mixed": (laconic.diloco(4, mix=0.5), 6),
+    "ahead": (laconic.celgc(4, send=TOPK, restart=0.5), 6),
+    "ahead in every step": (laconic.celgc(1, send=TOPK, restart=None), 5),
+    "not ahead": (laconic.celgc(4, send=TOPK, restart=0.0), 6),
+    "begun with averages": (laconic.post_local(4, start=2), 5),
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+@pytest.mark.parametrize("name", WITHIN)
+def test_a_round_that_ends_early_loses_no_step(name, ranks):
+    """Model and debt: what all would have, if the round's steps were averaged and all debts paid."""
+
+    def going_on(rank: Rank):
+        state = after[rank.rank]
+        rank.load({**saved[0], "reducer": state, "rounds": state["rounds"]})
+        began, owed = rank.x, rank.owed if rank.method.memory != "none" else torch.zeros(8)
+        for step in range(steps, steps + 7):
+            rank.follow(draw(rank.rank, step))
+        rank.rounds.finish()
+        return began, owed, rank.x
+
+    method, steps = WITHIN[name]
+    saved = run(method, 3, _saved_after(steps))
+    states = _links(saved)
+    after = laconic.resharded(states, ranks=ranks, models=[state["model"] for state in saved])
+    began, owed, ends = zip(*run(method, ranks, going_on), strict=True)
+    assert all(same_bits(each, began[0]) for each in began), "all begin from one model"
+    assert all(same_bits(each, ends[0]) for each in ends)
+
+    def flat(parts: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.cat([parts[f"x.{i}"].flatten().double() for i in range(3)])
+
+    debts = [flat(state["memory"]["owed"]) if "owed" in state["memory"] else torch.zeros(8) for state in states]
+    sync = [state["rounds"]["sync"] for state in states]
+    # What a rank holds back it has taken from its own model already.
+    held = [s["share"] * debt if s["marks"][0][0] else 0 * debt for s, debt in zip(sync, debts, strict=True)]
+    models = [flat(state["model"]) + hold for state, hold in zip(saved, held, strict=True)]
+    torch.testing.assert_close(began[0], torch.stack(models).mean(0), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(torch.stack(owed).mean(0), torch.stack(debts).mean(0), rtol=1e-12, atol=1e-12)
+
+
+def test_models_that_are_not_those_of_the_states_are_refused():
+    saved = run(laconic.celgc(4), 2, _saved_after(1))
+    states, models = _links(saved), [state["model"] for state in saved]
+    with pytest.raises(ValueError, match=r"models must be those of all ranks, got 1 with 2 states"):
+        laconic.resharded(states, ranks=1, models=models[:1])
+    with pytest.raises(ValueError, match=r"models must be those of the states, .* x\.0 is missing"):
+        laconic.resharded(states, ranks=1, models=[{}, {}])
+    with pytest.raises(ValueError, match=r"models must be those of the states: x\.0 has 1 entries, not 3"):
+        laconic.resharded(states, ranks=1, models=[model | {"x.0": torch.zeros(1)} for model in models])
 
 
 def test_states_of_unlike_moments_or_of_no_run_are_refused():

@@ -103,7 +103,7 @@ def _without(state: dict, key: str) -> dict:
 
 
 SPOILED = [
-    ("version", lambda s: {**s, "version": 0}, "version 0, this laconic reads 4"),
+    ("version", lambda s: {**s, "version": 0}, "version 0, this laconic reads 5"),
     ("no version", lambda s: {}, "version None"),
     ("unit", lambda s: {**s, "memory_unit": "update"}, r"'update' units.*keeps 'gradient'\. Attach a method with"),
     ("no memory", lambda s: {**s, "memory": {}}, r"missing \['owed'\]"),

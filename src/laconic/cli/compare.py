@@ -67,7 +67,13 @@ class ResumeCompare:
             raise ValueError(
                 f"{self.resume} is a simulation, which keeps no checkpoints. Run laconic simulate anew."
             )
-        spec = resumed(Spec.from_dict(saved.get("spec", {})))
+        spec = Spec.from_dict(saved.get("spec", {}))
+        going_on = resumed(spec, workers=None)
+        if going_on.workers != spec.workers:
+            raise ValueError(
+                f"the comparison has {spec.workers} ranks, and {going_on.workers} were started. Start as many: its "
+                f"runs would not be alike."
+            )
         plan = Plan(out=self.resume, spec=spec, words=saved.get("methods", []))
         plan.carry_out(tensorboard=self.tensorboard, json=self.json)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -78,13 +78,16 @@ def _remedy(out: Path) -> str:
     return "Give another --out."
 
 
-def resumed(spec: Spec) -> Spec:
-    """Return a saved spec if this place can go on with it: on as many ranks, and with a GPU if it had one."""
+def resumed(spec: Spec, *, workers: int | None) -> Spec:
+    """Return a saved spec if this place can go on with it: with a GPU if it had one, on as many ranks as there are.
+
+    Under a launcher those that were started count; elsewhere ``workers``, or else as many as the run had.
+    """
     place = joined(os.environ)
-    if place is not None and place.ranks != spec.workers:
-        raise ValueError(f"the run has {spec.workers} ranks, and {place.ranks} were started. Start as many.")
+    if place is not None and workers is not None and place.ranks != workers:
+        raise ValueError(f"workers is {workers}, and {place.ranks} ranks were started. Leave --workers out.")
     settle(spec.device)
-    return spec
+    return replace(spec, workers=place.ranks if place is not None else workers or spec.workers)
 
 
 def check_board(wanted: bool) -> None:

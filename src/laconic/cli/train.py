@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from rich.console import Console
 from tyro.conf import subcommand
 
+from laconic.arguments import check_whole
 from laconic.cli.runs import Where, carry_out, check_board, end, first_here, print_json, resumed
 from laconic.lab.folder import RunFolder
 from laconic.lab.method_words import folder_name
@@ -19,6 +20,8 @@ from laconic.lab.tasks import Lm, Logreg, Speech, Vision
 from laconic.lab.training import Training
 from laconic.lab.tuning import in_words
 
+# What may differ where a run goes on.
+_OF_THE_PLACE = ("workers", "device", "data_home")
 # A word of the command line for each of the tasks.
 TaskChoice = (
     Annotated[Lm, subcommand("lm")]
@@ -39,6 +42,9 @@ class Train:
     method: str = "dense"
     """A method with its settings, NAME:SETTING=VALUE:...; laconic methods lists them. How a local method sends is a
     method within it, with + for the colons: celgc:every=16:send=topk+density=0.01."""
+    elastic: bool = False
+    """Begin the run, or go on with what --out has of it, on as many ranks as there are now: for torchrun, which
+    starts the same command again when ranks are lost or come back."""
     where: Where = field(default_factory=Where)
     training: Training = field(default_factory=Training)
 
@@ -46,16 +52,39 @@ class Train:
         """Train, and say what came of it."""
         where, task = self.where, self.task
         spec = where.spec(task, self.training, self.method)
-        out = where.folder(f"{task.name}-{folder_name(self.method)}")
-        train_one(Trial(spec=spec, folder=out, tensorboard=where.tensorboard), json=where.json)
+        if self.elastic and where.out is None:
+            raise ValueError("elastic wants a folder to go on from. Give --out DIR, the same at every start.")
+        if self.elastic and where.out is not None and (where.out / "spec.json").is_file():
+            out, resume = where.out, True
+            _check_same(spec, _begun(out), out)
+        else:
+            out, resume = where.folder(f"{task.name}-{folder_name(self.method)}"), False
+        trial = Trial(spec=spec, folder=out, resume=resume, tensorboard=where.tensorboard)
+        train_one(trial, json=where.json)
+
+
+def _check_same(now: Spec, begun: Spec, folder: Path) -> None:
+    """Refuse to go on with a run that is another one; the place it runs in may differ."""
+    wanted, there = now.as_dict(), begun.as_dict()
+    unlike = sorted(name for name in wanted if name not in _OF_THE_PLACE and wanted[name] != there[name])
+    if unlike:
+        said = ", ".join(f"{name} is {there[name]}, not {wanted[name]}" for name in unlike)
+        raise ValueError(
+            f"{folder} has another run: {said}. Give another --out, or the settings it was begun with."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeTrain:
-    """Go on with a run from its last checkpoint, to the same bits as if it had never stopped."""
+    """Go on with a run from its last checkpoint, to the same bits as if it had never stopped.
+
+    On another number of ranks it goes on too, and what is owed is merged or shared out.
+    """
 
     resume: Path
     """The run's folder."""
+    workers: int | None = None
+    """Ranks to go on with; by default as many as before, and under torchrun or srun those that were started."""
     tensorboard: bool = False
     """Write TensorBoard's files too."""
     json: bool = False
@@ -64,14 +93,19 @@ class ResumeTrain:
     def run(self) -> None:
         """Train what is left, and say what came of it."""
         check_board(self.tensorboard)
-        saved = RunFolder(self.resume).spec()
-        if "simulated" in saved:
-            raise ValueError(
-                f"{self.resume} is of a simulation, which keeps no checkpoints. Run laconic simulate anew."
-            )
-        spec = resumed(Spec.from_dict(saved))
+        if self.workers is not None:
+            check_whole("workers", self.workers, 1, "Write --workers 2.")
+        spec = resumed(_begun(self.resume), workers=self.workers)
         trial = Trial(spec=spec, folder=self.resume, resume=True, tensorboard=self.tensorboard)
         train_one(trial, json=self.json)
+
+
+def _begun(folder: Path) -> Spec:
+    """Return the spec of a run that was begun in a folder."""
+    saved = RunFolder(folder).spec()
+    if "simulated" in saved:
+        raise ValueError(f"{folder} is of a simulation, which keeps no checkpoints. Run laconic simulate anew.")
+    return Spec.from_dict(saved)
 
 
 def train_one(trial: Trial, *, json: bool) -> None:

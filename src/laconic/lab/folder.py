@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from laconic.lab.training import Course
+
 _KEPT = 2
 
 
@@ -51,6 +53,11 @@ class RunFolder:
             )
         return spec
 
+    def course(self) -> Course | None:
+        """Read the settings of a run that was begun, with nothing left open."""
+        course = read_json(self.path / "spec.json").get("course")
+        return Course(**course) if course else None
+
     def result(self) -> dict[str, Any] | None:
         """Read the result, if there is one."""
         return read_json(self.path / "result.json") or None
@@ -78,8 +85,8 @@ class RunFolder:
         path = self._checkpoint(step) / f"{name}.pt"
         if not path.exists():
             raise FileNotFoundError(
-                f"the checkpoint of step {step} has no {path.name} in {path.parent}. Resume on as many workers as "
-                f"wrote it, with the folder shared between machines."
+                f"the checkpoint of step {step} has no {path.name} in {path.parent}. Share the folder between "
+                f"machines, or bring together what each of them has written."
             )
         read: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
         return read

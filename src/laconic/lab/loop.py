@@ -12,6 +12,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
+from laconic.lab import checkpoint
 from laconic.lab.ahead import Ahead
 from laconic.lab.folder import RunFolder
 from laconic.lab.meter import Clock, Meter, Totals, WallClock
@@ -98,8 +99,8 @@ class Loop:
         self.step, self.totals = 0, Totals()
         self.meter = Meter(place.device, self.totals, self.ways.clock)
         self._look_every = 1
-        self._last: dict[str, Any] = {}
-        self._scores: dict[str, float] = {}
+        self.last: dict[str, Any] = {}
+        self.scores: dict[str, float] = {}
 
     def run(self, watcher: Watcher, wish: StopWish, *, checkpoint_every: int | None) -> Outcome:
         """Train to the last step, or until all ranks agree to stop; every rank returns the same scores."""
@@ -132,7 +133,8 @@ class Loop:
                 self._write_line(meter, watcher, evaluate=evaluate)
                 meter.restart()
             if save or (stopped and self.ways.saves):
-                self._save()
+                self._count_talk()
+                checkpoint.save(self)
             if look:
                 since = time.perf_counter()
             meter.start()
@@ -175,7 +177,7 @@ class Loop:
             totals.density_sum, totals.density_lines = totals.density_sum + stats.density, totals.density_lines + 1
         line: dict[str, Any] = {
             "step": self.step,
-            "epoch": round(self.step / self.work.steps_per_epoch, 4),
+            "epoch": round(totals.epochs_at(self.step, self.work.steps_per_epoch), 4),
             "loss": loss / max(1.0, steps),
             "rate": self.course.rate_at(self.step - 1),
             "seconds": totals.seconds,
@@ -199,7 +201,7 @@ class Loop:
         if evaluate:
             with self.link.averaged():
                 line |= self._evaluate()
-        self._last = line
+        self.last = line
         if self.place.rank == 0:
             self.folder.add(line)
         watcher.line(line)
@@ -220,48 +222,17 @@ class Loop:
             mine = self.work.evaluate(split)
             loss, examples, score, scored = self.talk.sums([mine.loss, mine.examples, mine.score, mine.scored])
             tally = Tally(loss=loss, examples=examples, score=score, scored=scored)
-            self._scores[split] = metric.of(tally)
-            values.setdefault("metric", self._scores[split])
+            self.scores[split] = metric.of(tally)
+            values.setdefault("metric", self.scores[split])
             values.setdefault("eval_loss", loss / max(1.0, examples))
         best = self.totals.best
         if best is None or metric.better(values["metric"], best):
             self.totals.best = values["metric"]
         return values
 
-    def _save(self) -> None:
-        model, name = self.work.model, f"rank-{self.place.rank:05d}"
-        self._count_talk()
-        mine = {"buffers": dict(model.named_buffers()), "link": self.link.state_dict()}
-        mine |= {"work": self.work.state_dict(), "meter": self.meter.state_dict()}
-        if self.method.local is not None:
-            # Within a round every rank has its own.
-            mine |= {"parameters": dict(model.named_parameters()), "optimizer": self.optimizer.state_dict()}
-        self.folder.save_rank(self.step, name, mine)
-        if self.place.rank == 0:
-            shared = {"parameters": dict(model.named_parameters()), "optimizer": self.optimizer.state_dict()}
-            shared |= {"totals": self.totals.as_dict(), "scores": self._scores, "last": self._last}
-            self.folder.save_rank(self.step, "shared", shared)
-        self.talk.wait()
-        if self.place.rank == 0:
-            self.folder.seal(self.step)
-
     def _count_talk(self) -> None:
         self.totals.lab_bytes += self.talk.wire_bytes - self._talk_before
         self._talk_before = self.talk.wire_bytes
-
-    def load(self, step: int) -> None:
-        """Go on from a checkpoint."""
-        shared = self.folder.load_rank(step, "shared")
-        mine = self.folder.load_rank(step, f"rank-{self.place.rank:05d}")
-        own = shared | mine
-        self.work.model.load_state_dict(own["parameters"] | mine["buffers"], strict=False)
-        self.optimizer.load_state_dict(own["optimizer"])
-        self.link.load_state_dict(mine["link"])
-        self.work.load_state_dict(mine["work"])
-        self.totals, self.step = Totals(**shared["totals"]), step
-        self.meter = Meter(self.place.device, self.totals, self.ways.clock)
-        self.meter.load_state_dict(mine["meter"])
-        self._scores, self._last = shared["scores"], shared["last"]
 
     def _outcome(self, *, stopped: bool) -> Outcome:
         stats = self.link.stats
@@ -270,8 +241,8 @@ class Loop:
         return Outcome(
             totals=self.totals,
             stats=stats,
-            last=self._last,
-            scores=self._scores,
+            last=self.last,
+            scores=self.scores,
             steps=self.step,
             stopped=stopped,
             clipped_share=self._clipped_share(stats),

@@ -48,7 +48,10 @@ class WallClock:
 
 @dataclass
 class Totals:
-    """What is added up over a whole run, and saved with it. Seconds are those of training, without evaluation."""
+    """What is added up over a whole run, and saved with it. Seconds are those of training, without evaluation.
+
+    ``epochs_before`` had gone by at ``steps_before``, when the number of ranks changed last.
+    """
 
     seconds: float = 0.0
     data_seconds: float = 0.0
@@ -57,6 +60,12 @@ class Totals:
     density_lines: int = 0
     best: float | None = None
     lab_bytes: int = 0
+    steps_before: int = 0
+    epochs_before: float = 0.0
+
+    def epochs_at(self, step: int, steps_per_epoch: int) -> float:
+        """Return how many epochs have gone by after a step."""
+        return self.epochs_before + (step - self.steps_before) / steps_per_epoch
 
     def as_dict(self) -> dict[str, float | None]:
         """Return plain data."""

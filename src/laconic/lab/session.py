@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from laconic import kernels
+from laconic.lab import checkpoint
 from laconic.lab.folder import RunFolder, finite
 from laconic.lab.loop import Loop, Outcome, Ways
 from laconic.lab.method_words import about, make, name_of
@@ -119,8 +120,9 @@ def run_trial(trial: Trial, seat: Seat, environment: Mapping[str, Any]) -> dict[
     spec, folder, talk = trial.spec, RunFolder(trial.folder), seat.talk
     place = place_of(spec, talk)
     work = _together(talk, lambda: seat.work(prepare(spec, place)))
-    course = Course.of(spec.settled, work.steps_per_epoch)
-    step = talk.of_first(folder.latest() if trial.resume else 0)
+    step, course = talk.of_first((folder.latest(), folder.course()) if trial.resume else (0, None))
+    # On another number of ranks an epoch has other steps; the run keeps its own.
+    course = course or Course.of(spec.settled, work.steps_per_epoch)
     try:
         method = make(spec.method, clip=course.clip)
         loop = Loop(work, course, method, place, talk, folder, resumes=step > 0, ways=seat.ways)
@@ -128,7 +130,7 @@ def run_trial(trial: Trial, seat: Seat, environment: Mapping[str, Any]) -> dict[
         # What attach refuses it refuses on every rank; later, others would wait for the rank that raised.
         raise AgreedError(str(failure)) from None
     if step:
-        _together(talk, partial(loop.load, step))
+        _together(talk, partial(checkpoint.go_on, loop, step))
     if talk.rank == 0:
         settled = spec.as_dict() | {"course": asdict(course), "metric": asdict(work.metric)} | dict(seat.about)
         folder.begin(settled, dict(environment) | _ran_on(place, seat.backend), from_step=step)

@@ -34,13 +34,13 @@ class Fragment:
         # Whether this rank began from the anchor minus what it holds back, or from the anchor itself; and whether
         # ``begin`` is where that was, or is to be worked out anew.
         self.holds = self.knows_begin = False
-        # Whether this rank began where all others did.
-        self.at_anchor = True
+        # Whether it has gone on from somewhere between there and where it was.
+        self.mixed = False
 
     def take_anchor(self) -> None:
         """Agree on what the parameters are now."""
         self.arena.values(out=self.anchor)
-        self.holds, self.at_anchor = False, True
+        self.holds = self.mixed = False
 
     def hold_back(self, owed: Tensor, share: float) -> None:
         """Begin from the anchor minus this share of what is owed, but for what is frozen."""
@@ -89,7 +89,7 @@ class Fragment:
     def restart(self, *, mix: float) -> None:
         """Move the parameters to where this rank begins, or a part of the way."""
         # What came after the exchange began is dropped, or mixed in.
-        self.worked, self.at_anchor = self.worked and mix > 0, not self.holds and not mix
+        self.worked, self.mixed = self.worked and mix > 0, mix > 0
         begin = self.begin if self.holds else self.anchor
         self.arena.set_values(torch.lerp(begin, self.arena.values(), mix) if mix else begin)
 

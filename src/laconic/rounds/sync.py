@@ -153,9 +153,11 @@ class Sync:
         """Return copies; what is under way is waited for, not applied."""
         self.arrive()
         parts = [fragment.state_dict() for fragment in self.fragments]
-        marks = [[fragment.holds, fragment.worked, fragment.walked] for fragment in self.fragments]
-        at_anchor = [fragment.at_anchor for fragment in self.fragments]
-        return {"fragments": parts, "marks": marks, "at_anchor": at_anchor, "poisoned": self._poisoned}
+        marks = [[part.holds, part.worked, part.mixed, part.walked] for part in self.fragments]
+        # With these another number of ranks knows where each began.
+        frozen = [name for fragment in self.fragments for name in fragment.frozen()]
+        begin = {"share": self._share, "frozen": frozen}
+        return {"fragments": parts, "marks": marks, "poisoned": self._poisoned} | begin
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Wait for what is under way, and raise ``ValueError`` if a saved state does not fit."""
@@ -172,9 +174,11 @@ class Sync:
         for fragment, saved in zip(self.fragments, state["fragments"], strict=True):
             fragment.load_state_dict(saved)
         for fragment, marks in zip(self.fragments, state["marks"], strict=True):
-            fragment.holds, fragment.worked, fragment.walked = marks
-        for fragment, at_anchor in zip(self.fragments, state.get("at_anchor", ()), strict=False):
-            fragment.at_anchor = at_anchor
+            fragment.holds, fragment.worked, fragment.mixed, fragment.walked = marks
+        if state.get("to_anchor"):
+            # On another number of ranks: all begin from what was agreed on.
+            for fragment in self.fragments:
+                fragment.restart(mix=0.0)
         self.flying, self._poisoned = [f for f in self.fragments if f.flying], state["poisoned"]
 
     def _agree(self, standing: Standing, fragment: Fragment, senders: tuple[int, ...] | None) -> Agreed:
@@ -205,14 +209,18 @@ class Sync:
         counted = tuple(int(sum(column[rank] for rank in telling)) for column in worked)
         return Agreed(seen=seen, all_end=all(ends), reach=max(reach), worked=counted)
 
+    @property
+    def _share(self) -> float:
+        """How much of what it owes a rank holds back."""
+        sending = min(self._local.participants or self._ranks, self._ranks)
+        return 1 / sending if self._local.restart is None else self._local.restart
+
     def _begin(self, fragment: Fragment) -> None:
         """Say where this rank begins: at the anchor, or there minus its share of what it owes."""
-        sending = min(self._local.participants or self._ranks, self._ranks)
-        share = 1 / sending if self._local.restart is None else self._local.restart
         # What was loaded may be of a method that held something back.
         fragment.holds = False
-        if share:
-            fragment.hold_back(self._reducer.owed(fragment.arena.segments, out=fragment.begin), share)
+        if self._share:
+            fragment.hold_back(self._reducer.owed(fragment.arena.segments, out=fragment.begin), self._share)
 
 
 def _refuse_looks_at_syncs(numbers: list[float]) -> None:

@@ -58,5 +58,5 @@ def test_a_checkpoint_counts_once_it_is_sealed_and_the_last_two_are_kept(tmp_pat
 def test_what_is_not_there_is_said(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"has no spec.json: it is not the folder of a run"):
         RunFolder(tmp_path).spec()
-    with pytest.raises(FileNotFoundError, match=r"no rank-00003.pt .* Resume on as many workers as wrote it"):
+    with pytest.raises(FileNotFoundError, match=r"no rank-00003.pt .* Share the folder between machines"):
         _begun(tmp_path).load_rank(7, "rank-00003")

@@ -1,0 +1,93 @@
+"""A run's checkpoints: written by all ranks together, and gone on from by as many, or by another number of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import laconic
+from laconic.lab.folder import RunFolder
+from laconic.lab.meter import Meter, Totals
+from laconic.resharding import mean_of, stretch
+
+if TYPE_CHECKING:
+    from laconic.lab.loop import Loop
+
+
+def save(loop: Loop) -> None:
+    """Write this rank's part, and once all have written theirs make it the checkpoint to go on from."""
+    model, folder, place = loop.work.model, loop.folder, loop.place
+    own = {"parameters": dict(model.named_parameters()), "optimizer": loop.optimizer.state_dict()}
+    mine = {"buffers": dict(model.named_buffers()), "link": loop.link.state_dict()}
+    mine |= {"work": loop.work.state_dict(), "meter": loop.meter.state_dict()}
+    # Within a round of local steps every rank has its own.
+    folder.save_rank(loop.step, _name(place.rank), mine if loop.method.local is None else mine | own)
+    if place.rank == 0:
+        shared = {"ranks": place.ranks, "totals": loop.totals.as_dict(), "scores": loop.scores, "last": loop.last}
+        folder.save_rank(loop.step, "shared", own | shared)
+    loop.talk.wait()
+    if place.rank == 0:
+        folder.seal(loop.step)
+
+
+def go_on(loop: Loop, step: int) -> None:
+    """Go on from a checkpoint: on as many ranks as wrote it to the same bits, on others with nothing lost."""
+    shared, place = loop.folder.load_rank(step, "shared"), loop.place
+    wrote = shared["ranks"]
+    if wrote == place.ranks:
+        mine = loop.folder.load_rank(step, _name(place.rank))
+    else:
+        mine = regrouped(loop.folder, step, wrote=wrote, rank=place.rank, ranks=place.ranks)
+    own = shared | mine
+    loop.work.model.load_state_dict(own["parameters"] | mine["buffers"], strict=False)
+    loop.optimizer.load_state_dict(own["optimizer"])
+    loop.link.load_state_dict(mine["link"])
+    loop.totals, loop.step = Totals(**shared["totals"]), step
+    loop.meter = Meter(place.device, loop.totals, loop.ways.clock)
+    loop.scores, loop.last = shared["scores"], shared["last"]
+    if wrote == place.ranks:
+        loop.work.load_state_dict(mine["work"])
+        loop.meter.load_state_dict(mine["meter"])
+    else:
+        # From here on an epoch has another number of steps.
+        loop.totals.steps_before, loop.totals.epochs_before = step, loop.last.get("epoch", 0.0)
+
+
+def _name(rank: int) -> str:
+    return f"rank-{rank:05d}"
+
+
+def regrouped(folder: RunFolder, step: int, *, wrote: int, rank: int, ranks: int) -> dict[str, Any]:
+    """Return what this rank goes on from, of what another number of ranks wrote.
+
+    What they owe is merged or shared out, and an optimizer that each had of its own is the mean of theirs. What a
+    step leaves behind for the next of the same stream of data is left out: streams are others now.
+    """
+    parts = [folder.load_rank(step, _name(each)) for each in range(wrote)]
+    local = "parameters" in parts[0]
+    models = [part["parameters"] for part in parts] if local else None
+    link = laconic.resharded([part["link"] for part in parts], ranks=ranks, models=models)[rank]
+    shares = stretch(wrote, ranks, rank)
+    nearest = parts[max(shares, key=lambda share: share.weight).rank]
+    mine = {"buffers": nearest["buffers"], "link": link}
+    if local:
+        optimizers, weights = [parts[s.rank]["optimizer"] for s in shares], [float(s.weight) for s in shares]
+        mine |= {"parameters": nearest["parameters"], "optimizer": mean_optimizer(optimizers, weights)}
+    return mine
+
+
+def mean_optimizer(states: Sequence[dict[str, Any]], weights: Sequence[float]) -> dict[str, Any]:
+    """Return the mean of what optimizers remember of each parameter; counts and settings are the first one's."""
+    state = {
+        index: {name: _mean([each["state"][index][name] for each in states], weights) for name in first}
+        for index, first in states[0]["state"].items()
+    }
+    return states[0] | {"state": state}
+
+
+def _mean(values: Sequence[Any], weights: Sequence[float]) -> Any:
+    first = values[0]
+    vectors = isinstance(first, torch.Tensor) and first.is_floating_point() and first.dim() > 0
+    return mean_of(values, weights) if vectors else first
