@@ -19,6 +19,11 @@ def clipped(method: laconic.Method, clip: float) -> laconic.Method:
     return replace(method, clip=laconic.LocalClip(norm=clip))
 
 
+def cold(c: float, **settings: Any) -> laconic.Method:
+    """Return SDAGC with a fixed c from its first step on: by default it begins warm."""
+    return replace(laconic.sdagc(c, **settings), tuner=laconic.Constant())
+
+
 def warm(method: laconic.Method, c: float) -> laconic.Method:
     """Return SDAGC that does not begin with silence: a share falls to what c sends in 2 c steps."""
     return replace(method, tuner=laconic.Warmup(start=0.03, steps=round(2 * c)))

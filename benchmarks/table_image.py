@@ -16,7 +16,7 @@ from typing import Any
 
 import compositions
 import tyro
-from compositions import largest, warm
+from compositions import cold, largest, warm
 from many_runs import ManyRuns, Row, run_or_print
 from tables import Table, printed
 
@@ -35,7 +35,7 @@ topk = largest
 
 def outside(c: float, **settings: Any) -> laconic.Method:
     """Return SDAGC with one threshold and one bit a value; momentum is the optimizer's."""
-    return laconic.sdagc(c, **{"values": "sign", "momentum": False, "scope": "model"} | settings)
+    return cold(c, **{"values": "sign", "momentum": False, "scope": "model"} | settings)
 
 
 def held(density: float, every: int = 4, **settings: Any) -> laconic.Method:
@@ -53,14 +53,15 @@ METHODS = {
     "celgc I=8, outer momentum": laconic.celgc(8, **OUTER),
     "topk 0.1%": laconic.topk(0.001, memory="update"),
     "dgc 0.1%": laconic.dgc(0.001),
+    "sdagc c=20, per layer, 32 bits": cold(20.0, scope="layer", values="exact"),
+    "sdagc c=20, per layer, int4, warm": warm(cold(20.0, scope="layer", values="int4"), 20.0),
     "sdagc": laconic.sdagc(),
-    "sdagc c=20, int4, warm": warm(laconic.sdagc(20.0, values="int4"), 20.0),
-    "sdagc c=20, int4, one threshold, warm": warm(laconic.sdagc(20.0, values="int4", scope="model"), 20.0),
     "sdagc c=20, 1 bit, momentum outside, warm": warm(outside(20), 20),
     **{f"sdagc c={c}, 1 bit, ahead": ahead(warm(outside(c), c)) for c in (10, 20, 40)},
     **{f"sdagc {100 * d:g}% held, int4, ahead, I=4": held(d) for d in (0.03, 0.02, 0.01)},
     "sdagc 2% held, int4, led, ahead, I=4": held(0.02, **LED),
     "cat bits": laconic.cat("bits"),
+    "spartan, 32 bits": laconic.spartan(values="exact"),
     "spartan": laconic.spartan(),
     "topk 0.1%, 1 bit": topk(0.001),
     **{f"topk {100 * d:g}%, 1 bit, ahead": ahead(topk(d)) for d in (3e-3, 1e-3)},

@@ -19,7 +19,7 @@ from typing import Any
 
 import compositions
 import tyro
-from compositions import clipped, largest
+from compositions import clipped, cold, largest
 from many_runs import ManyRuns, Row, run_or_print
 from tables import Table, printed
 
@@ -41,8 +41,9 @@ ahead = partial(compositions.ahead, clip=CLIP)
 
 
 def sdagc(c: float = 20.0, **settings: Any) -> laconic.Method:
-    """Return SDAGC with one bit a value."""
-    return laconic.sdagc(c, **{"clip": CLIP, "values": "sign"} | settings)
+    """Return SDAGC with one bit a value, and a threshold a layer where nothing else is said."""
+    settings = {"clip": CLIP, "values": "sign", "scope": "layer"} | settings
+    return laconic.sdagc(c, **settings) if "law" in settings else cold(c, **settings)
 
 
 def warm(c: float, **settings: Any) -> laconic.Method:
@@ -68,7 +69,7 @@ WHERE_THEY_PART = {
     "topk 0.1%": _clipped(laconic.topk(0.001, memory="update")),
     "dgc 0.1%": laconic.dgc(0.001, clip=CLIP),
     "cat bits": _clipped(laconic.cat("bits")),
-    "spartan": laconic.spartan(clip=CLIP),
+    "spartan, 32 bits": laconic.spartan(clip=CLIP, values="exact"),
     **{f"topk {100 * d:g}%, 1 bit": topk(d) for d in (3e-3, 1e-3)},
     "topk 0.1%, one selection": topk(0.001, values="exact"),
     "led 0.3%, 1 bit": topk(0.003, exchange="led"),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import tyro
-from compositions import ahead, largest, warm
+from compositions import ahead, cold, largest, warm
 from many_runs import ManyRuns, Row, run_or_print
 from tables import Table, printed
 
@@ -29,6 +29,7 @@ TRAININGS = {
     "adamw": replace(SGD, optimizer="adamw", rate=0.003),
 }
 OUTER = {"outer_rate": 1.0, "outer_momentum": 0.6}
+TIGHT = {"convention": "local"}
 
 
 def _ahead(every: int, density: float, values: str, exchange: str = "led", **settings: Any) -> laconic.Method:
@@ -37,7 +38,8 @@ def _ahead(every: int, density: float, values: str, exchange: str = "led", **set
 
 def _sdagc(c: float = 20.0, **settings: Any) -> laconic.Method:
     """Return SDAGC with one threshold."""
-    return laconic.sdagc(c, **{"clip": CLIP, "scope": "model", "values": "sign"} | settings)
+    settings = {"clip": CLIP, "scope": "model", "values": "sign"} | settings
+    return laconic.sdagc(c, **settings) if "law" in settings else cold(c, **settings)
 
 
 def _held(every: int, density: float, values: str) -> laconic.Method:
@@ -49,11 +51,17 @@ BITS = {"1 bit": "sign", "int4": "int4"}
 METHODS = {
     "dense": laconic.dense(),
     "topk 1%, 1 bit": laconic.topk(0.01, scope="model", values="sign"),
-    "sdagc c=20, per layer, 32 bits": laconic.sdagc(20.0, clip=CLIP, values="exact", scope="layer"),
-    **{f"sdagc c={c}, 1 bit, warm": warm(_sdagc(c), c) for c in (20, 40)},
+    "sdagc c=20, per layer, 32 bits": cold(20.0, clip=CLIP, values="exact", scope="layer"),
+    **{f"sdagc c={c}, 1 bit, warm": warm(_sdagc(c), c) for c in (10, 20, 40)},
     "sdagc c=20, int4, warm": warm(_sdagc(values="int4"), 20),
     "sdagc c=10, 1 bit, ahead": ahead(_sdagc(10.0, momentum=False), clip=CLIP),
     **{f"sdagc 1% held, {bits}, ahead, I=4": _held(4, 0.01, values) for bits, values in BITS.items()},
+    # Steps clipped at the number itself, as celgc does, and at its root-of-ranks fold, as the rows below do.
+    **{
+        f"topk 1%, {bits}, I=4, outer momentum, clip 1": _ahead(4, 0.01, values, "gather", **OUTER, **TIGHT)
+        for bits, values in {"32 bits": "exact", **BITS}.items()
+    },
+    **{f"topk 1%, {bits}, ahead, I=4, clip 1": _ahead(4, 0.01, v, "gather", **TIGHT) for bits, v in BITS.items()},
     "topk 1%, 32 bits, I=4, outer momentum": _ahead(4, 0.01, "exact", "gather", **OUTER),
     **{f"topk 1%, {bits}, ahead, I=4": _ahead(4, 0.01, values, "gather") for bits, values in BITS.items()},
     "led 0.3%, 1 bit, ahead": _ahead(1, 0.003, "sign"),

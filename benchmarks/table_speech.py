@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import tyro
-from compositions import ahead, clipped, largest, warm
+from compositions import ahead, clipped, cold, largest, warm
 from many_runs import ManyRuns, Row, run_or_print
 from tables import Table, printed
 
@@ -35,7 +35,8 @@ SLOWEST, SLOWER, SLOW = (replace(PLAIN, rate=rate) for rate in (0.3, 1.0, 2.0))
 
 
 def _sdagc(c: float = 20.0, **settings: Any) -> laconic.Method:
-    return laconic.sdagc(c, **{"clip": CLIP, "values": "sign", "scope": "model"} | settings)
+    settings = {"clip": CLIP, "values": "sign", "scope": "model"} | settings
+    return laconic.sdagc(c, **settings) if "law" in settings else cold(c, **settings)
 
 
 def _warm(c: float, **settings: Any) -> laconic.Method:

@@ -32,7 +32,9 @@ def _clipped(method: laconic.Method) -> laconic.Method:
 
 
 def _sdagc(c: float = 20.0, **settings: Any) -> laconic.Method:
-    return laconic.sdagc(c, **{"clip": CLIP.norm} | settings)
+    """Return SDAGC with a threshold a layer and 32 bits a value, which were its defaults (decisions 9 and 21)."""
+    method = laconic.sdagc(c, **{"clip": CLIP.norm, "scope": "layer", "values": "exact"} | settings)
+    return method if "law" in settings else replace(method, tuner=laconic.Constant())
 
 
 # group, row: how it is trained, with what
@@ -47,7 +49,7 @@ TRAINED: dict[tuple[str, str], tuple[Training, laconic.Method]] = {
     ("plain", "sdagc"): (PLAIN, _sdagc()),
     ("plain", "sdagc without residual"): (PLAIN, replace(_sdagc(momentum=False), memory="none", guard=None)),
     ("plain", "sdagc without clipping"): (PLAIN, _sdagc(clip=None)),
-    ("plain", "sdagc, law warmup (25 steps)"): (PLAIN, _sdagc(law="warmup", warmup_steps=25)),
+    ("plain", "sdagc, law warmup (25 steps)"): (PLAIN, replace(_sdagc(), tuner=laconic.Warmup(steps=25))),
     ("plain", "sdagc, law progress"): (PLAIN, _sdagc(25.0, law="progress")),
     ("plain", "sdagc, law target 0.45%"): (PLAIN, _sdagc(law="target", density=0.0045)),
     ("plain", "sdagc, one threshold"): (PLAIN, _sdagc(over="model")),

@@ -154,7 +154,7 @@ RECIPES: dict[str, list[Method]] = {
     "diloco": [
         laconic.diloco(4),
         laconic.diloco(4, fragments=2, delay=1, mix=0.25),
-        laconic.diloco(2, send=laconic.sdagc(1.5, whole_below=0)),
+        laconic.diloco(2, send=laconic.sdagc(1.5, whole_below=0, scope="layer", values="exact")),
     ],
     "ef_sign": [laconic.ef_sign(), laconic.ef_sign(memory="gradient")],
     "episode": [laconic.episode(2, clip=0.5), laconic.episode(2, send=laconic.topk(0.3, whole_below=0))],
@@ -173,14 +173,31 @@ RECIPES: dict[str, list[Method]] = {
     "qsgd": [laconic.qsgd(), laconic.qsgd(1, seed=3)],
     "randomk": [laconic.randomk(0.3), laconic.randomk(0.3, memory="update"), laconic.randomk(0.1, warmup_steps=4)],
     "sdagc": [
-        laconic.sdagc(1.5, whole_below=0),
-        laconic.sdagc(2.0, law="warmup", warmup_steps=3, clip=0.5, whole_below=4),
-        laconic.sdagc(2.0, law="progress", revision="none", masking=False, whole_below=0),
-        laconic.sdagc(2.0, law="target", density=0.2, clip=0.5, clip_scope="layer", whole_below=0),
-        laconic.sdagc(1.5, over="model", running=0.9, momentum=False, whole_below=0),
-        laconic.sdagc(1.5, over="model", scope="model", whole_below=0),
-        laconic.sdagc(1.5, law="cat", cost="bits", whole_below=0),
-        laconic.sdagc(1.5, std_of="residual", revision="damp", fallback=True, whole_below=0),
+        laconic.sdagc(6.0, warmup_steps=4, whole_below=0),
+        laconic.sdagc(1.5, whole_below=0, scope="layer", values="exact"),
+        replace(
+            laconic.sdagc(2.0, clip=0.5, whole_below=4, scope="layer", values="exact"),
+            tuner=laconic.Warmup(steps=3),
+        ),
+        laconic.sdagc(
+            2.0, law="progress", revision="none", masking=False, whole_below=0, scope="layer", values="exact"
+        ),
+        laconic.sdagc(
+            2.0,
+            law="target",
+            density=0.2,
+            clip=0.5,
+            clip_scope="layer",
+            whole_below=0,
+            scope="layer",
+            values="exact",
+        ),
+        laconic.sdagc(1.5, over="model", running=0.9, momentum=False, whole_below=0, scope="layer", values="exact"),
+        laconic.sdagc(1.5, over="model", scope="model", whole_below=0, values="exact"),
+        laconic.sdagc(1.5, law="cat", cost="bits", whole_below=0, scope="layer", values="exact"),
+        laconic.sdagc(
+            1.5, std_of="residual", revision="damp", fallback=True, whole_below=0, scope="layer", values="exact"
+        ),
     ],
     "sidco": [laconic.sidco(0.3, whole_below=0), laconic.sidco(0.1, memory="update", whole_below=4)],
     # With small parameters selected from too.

@@ -65,10 +65,10 @@ SENDS_ALL: dict[str, dict[str, Any]] = {
     "post_local": {},
     "powersgd": {"rank": 1000},
     "randomk": {"density": 1.0},
-    "sdagc": {"c": 0, "whole_below": 0},
+    "sdagc": {"c": 0, "whole_below": 0, "values": "exact"},
     "sidco": {"density": 1.0, "whole_below": 0},
     "sparseloco": {"k": 4096, "values": "exact"},
-    "spartan": {"density": 1.0},
+    "spartan": {"density": 1.0, "values": "exact"},
     "topk": {"density": 1.0, "whole_below": 0},
     "topk_sgd": {"density": 1.0},
 }

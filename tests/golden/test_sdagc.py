@@ -121,7 +121,7 @@ MODEL = Segments.of(["w", "v"], [6, 5])
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("revision", ["rescale", "none"])
 def test_with_everything_sent_and_no_masking_it_is_sgd_with_momentum(nesterov, revision):
-    method = laconic.sdagc(0, whole_below=0, masking=False, revision=revision)
+    method = laconic.sdagc(0, whole_below=0, masking=False, revision=revision, scope="layer", values="exact")
     momentum = Momentum(factor=MOMENTUM, nesterov=nesterov)
     world, ours = World(method, 3, model=MODEL, momentum=momentum), torch.zeros(11, dtype=torch.float64)
     theirs = torch.nn.Parameter(torch.zeros(11, dtype=torch.float64))
@@ -170,7 +170,7 @@ def test_the_published_loop_of_the_reconstruction():
     """PAPERS.md 2.2 for two workers, residual form: clip, velocity, rescaled memory, threshold, masking."""
     numel, ranks, c, m = 30, 2, 1.5, MOMENTUM
     model = Segments.of(["w"], [numel])
-    method = laconic.sdagc(c, std_of="residual", clip=0.5, whole_below=0)
+    method = laconic.sdagc(c, std_of="residual", clip=0.5, whole_below=0, scope="layer", values="exact")
     world = World(method, ranks, model=model, momentum=Momentum(factor=m))
     u = [torch.zeros(numel, dtype=torch.float64) for _ in range(ranks)]
     v = [torch.zeros(numel, dtype=torch.float64) for _ in range(ranks)]

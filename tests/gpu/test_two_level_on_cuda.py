@@ -16,7 +16,9 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 METHODS = {
     "dense": replace(laconic.dense(), exchange=TwoLevel(inner=ReduceMean(), node_size=2)),
-    "sdagc": replace(laconic.sdagc(3.0, clip=0.5, whole_below=0), exchange=TwoLevel(node_size=2)),
+    "sdagc": replace(
+        laconic.sdagc(3.0, clip=0.5, whole_below=0, scope="layer", values="exact"), exchange=TwoLevel(node_size=2)
+    ),
     "topk_sgd": replace(laconic.topk_sgd(0.05), exchange=TwoLevel(node_size=2)),
 }
 

@@ -34,7 +34,7 @@ WEIGHED = {
     "layer": laconic.cat(OVERHEAD, per="layer", whole_below=16),
     "sign": laconic.cat(OVERHEAD, rule="sign", whole_below=0),
     "random": replace(laconic.cat(OVERHEAD, rule="random", coding="published", whole_below=0), name="random"),
-    "sdagc": laconic.sdagc(3.0, law="cat", cost=OVERHEAD, whole_below=16),
+    "sdagc": laconic.sdagc(3.0, law="cat", cost=OVERHEAD, whole_below=16, scope="layer", values="exact"),
 }
 every_method = pytest.mark.parametrize("method", WEIGHED.values(), ids=WEIGHED)
 

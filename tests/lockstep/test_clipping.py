@@ -16,7 +16,7 @@ CONVENTIONS = {"mean": lambda ranks: ranks**0.5, "sum": lambda ranks: ranks**-0.
 
 
 def _method(clip: float | None, **settings) -> laconic.Method:
-    return laconic.sdagc(1.5, clip=clip, whole_below=4, **settings)
+    return laconic.sdagc(1.5, clip=clip, whole_below=4, **settings, scope="layer", values="exact")
 
 
 def _norms(flat: torch.Tensor, clip_scope: str) -> list[float]:
@@ -29,7 +29,9 @@ def _norms(flat: torch.Tensor, clip_scope: str) -> list[float]:
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_no_rank_takes_in_more_than_the_norm_that_its_convention_says(clip_scope, convention, ranks):
     """With everything sent and one loud rank, the mean shows what that rank took in."""
-    method = laconic.sdagc(0.0, clip=0.25, clip_scope=clip_scope, convention=convention, momentum=False)
+    method = laconic.sdagc(
+        0.0, clip=0.25, clip_scope=clip_scope, convention=convention, momentum=False, scope="layer", values="exact"
+    )
     world = World(method, ranks)
     loud = [gradients(1, 3)[0] * 100] + [torch.zeros(MODEL.numel, dtype=torch.float64)] * (ranks - 1)
     most = 0.25 * CONVENTIONS[convention](ranks)
@@ -77,7 +79,7 @@ def test_the_norm_does_not_depend_on_how_parameters_are_dealt_into_buckets(clip_
     """Sums of squares in another order have other last bits, and bits must not follow the buckets."""
     names = [f"p{i}" for i in range(12)]
     model = Segments.of(names, [7 * i + 1 for i in range(12)])
-    method = laconic.sdagc(0.0, clip=0.25, clip_scope=clip_scope, momentum=False)
+    method = laconic.sdagc(0.0, clip=0.25, clip_scope=clip_scope, momentum=False, scope="layer", values="exact")
     for seed in range(8):
         grads = [normal(model.numel, 50 * seed + rank, dtype) for rank in range(2)]
         whole = World(method, 2, model=model, dtype=dtype).step(grads)[0]

@@ -19,7 +19,7 @@ from lockstep.world import World
 MODEL = Segments.of(["w"], [400])
 ALARM = "what some rank owes is more than"
 # At c = 1000 one entry a step is sent, and what is owed soon outgrows a few gradients.
-STARVING = laconic.sdagc(1000.0, momentum=False, fallback=True, whole_below=0)
+STARVING = laconic.sdagc(1000.0, momentum=False, fallback=True, whole_below=0, scope="layer", values="exact")
 STARVING = replace(STARVING, guard=Guard(limit=4.0, every=5), tuner=Relief(factor=1e5, every=5))
 
 
@@ -107,7 +107,11 @@ def test_a_fall_back_goes_on_after_a_checkpoint():
 
 
 def test_steps_skipped_in_a_row_are_said_once_on_the_first_rank():
-    world = World(replace(laconic.sdagc(2.0, whole_below=0), guard=Guard(skipped=5)), 2, model=MODEL)
+    world = World(
+        replace(laconic.sdagc(2.0, whole_below=0, scope="layer", values="exact"), guard=Guard(skipped=5)),
+        2,
+        model=MODEL,
+    )
     bad = [torch.full((400,), math.nan, dtype=torch.float64)] * 2
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -122,7 +126,7 @@ def test_steps_skipped_in_a_row_are_said_once_on_the_first_rank():
 
 
 def test_a_loss_that_is_not_finite_is_said():
-    world = World(laconic.sdagc(2.0, whole_below=0), 2, model=MODEL)
+    world = World(laconic.sdagc(2.0, whole_below=0, scope="layer", values="exact"), 2, model=MODEL)
     with pytest.warns(UserWarning, match="the loss was not finite at step 0"):
         world.step(_grads(2, 0), losses=[1.0, math.inf])
 
@@ -132,7 +136,7 @@ LOSSES = [[3.0, 5.0, 1.0], [2.0, 2.5, 0.5], [1.0, 0.1, 0.7], [0.3, 0.2, 0.1], [9
 
 @pytest.mark.parametrize("smoothing", [1.0, 0.3])
 def test_the_law_of_progress_follows_the_mean_loss_alike_on_ranks_whose_losses_differ(smoothing):
-    method = laconic.sdagc(8.0, law="progress", momentum=False, whole_below=0)
+    method = laconic.sdagc(8.0, law="progress", momentum=False, whole_below=0, scope="layer", values="exact")
     world = World(replace(method, tuner=Progress(c_min=1.0, smoothing=smoothing)), 3, model=MODEL)
     smooth = first = None
     expected = [1.0]
@@ -150,7 +154,7 @@ def test_the_law_of_progress_follows_the_mean_loss_alike_on_ranks_whose_losses_d
 
 
 def test_a_step_that_was_skipped_does_not_move_the_law_of_progress():
-    method = laconic.sdagc(8.0, law="progress", momentum=False, whole_below=0)
+    method = laconic.sdagc(8.0, law="progress", momentum=False, whole_below=0, scope="layer", values="exact")
     one, other = (World(method, 2, model=MODEL) for _ in range(2))
     for step, losses in enumerate(LOSSES):
         for world in (one, other):
@@ -164,7 +168,16 @@ def test_a_step_that_was_skipped_does_not_move_the_law_of_progress():
 
 @pytest.mark.parametrize("density", [0.01, 0.1])
 def test_a_target_density_is_held_on_noise(density):
-    method = laconic.sdagc(3.0, law="target", density=density, momentum=False, running=0.0, whole_below=0)
+    method = laconic.sdagc(
+        3.0,
+        law="target",
+        density=density,
+        momentum=False,
+        running=0.0,
+        whole_below=0,
+        scope="layer",
+        values="exact",
+    )
     method = replace(method, tuner=replace(method.tuner, factor=1.1))
     world, model = None, Segments.of(["w"], [2000])
     world = World(method, 2, model=model, dtype=torch.float32)

@@ -13,9 +13,9 @@ from lockstep.world import MODEL, World, gradients
 
 BUCKETS = [["s", "v"], ["empty"], ["b", "w"]]
 THRESHOLDED = [
-    laconic.sdagc(1.5, running=0.0, whole_below=4),
-    laconic.sdagc(1.5, std_of="residual", revision="none", whole_below=0),
-    laconic.sdagc(2.0, running=0.9, clip=1.0, clip_scope="layer", whole_below=0),
+    laconic.sdagc(1.5, running=0.0, whole_below=4, scope="layer", values="exact"),
+    laconic.sdagc(1.5, std_of="residual", revision="none", whole_below=0, scope="layer", values="exact"),
+    laconic.sdagc(2.0, running=0.9, clip=1.0, clip_scope="layer", whole_below=0, scope="layer", values="exact"),
 ]
 
 
@@ -79,7 +79,11 @@ def test_every_method_has_numbers_for_every_parameter(method):
 
 @pytest.mark.parametrize(
     "method",
-    [laconic.sdagc(2.0, whole_below=4), laconic.dgc(0.2, whole_below=0), laconic.topk(0.2, whole_below=4)],
+    [
+        laconic.sdagc(2.0, whole_below=4, scope="layer", values="exact"),
+        laconic.dgc(0.2, whole_below=0),
+        laconic.topk(0.2, whole_below=4),
+    ],
     ids=label,
 )
 def test_ages_count_the_steps_since_an_entry_that_still_owes_was_sent(method):
@@ -98,7 +102,7 @@ def test_ages_count_the_steps_since_an_entry_that_still_owes_was_sent(method):
 
 
 def test_ages_survive_a_checkpoint_and_cost_nothing_where_not_asked_for():
-    method = laconic.sdagc(2.0, whole_below=0)
+    method = laconic.sdagc(2.0, whole_below=0, scope="layer", values="exact")
     first, second = World(method, 2, track_age=True), World(method, 2, track_age=True)
     for step in range(4):
         first.step(gradients(2, step))
@@ -110,7 +114,7 @@ def test_ages_survive_a_checkpoint_and_cost_nothing_where_not_asked_for():
 
 
 def test_damping_divides_what_was_chosen_by_the_root_of_its_mean_delay():
-    method = laconic.sdagc(2.0, revision="damp", running=0.0, whole_below=4)
+    method = laconic.sdagc(2.0, revision="damp", running=0.0, whole_below=4, scope="layer", values="exact")
     world, last = World(method, 2), torch.zeros(2, MODEL.numel, dtype=torch.float64)
     damped = 0
     for step in range(10):
@@ -136,7 +140,7 @@ def test_damping_divides_what_was_chosen_by_the_root_of_its_mean_delay():
 
 
 def test_a_threshold_over_the_whole_model_is_one_number():
-    world = World(laconic.sdagc(1.5, over="model", whole_below=4), 2)
+    world = World(laconic.sdagc(1.5, over="model", whole_below=4, scope="layer", values="exact"), 2)
     for step in range(3):
         world.step(gradients(2, step), buckets=BUCKETS)
     known = [layer.threshold for layer in world.reducers[0].stats().layers if layer.threshold is not None]
@@ -148,7 +152,11 @@ def test_a_layer_of_quiet_gradients_is_heard_per_layer_and_not_against_the_whole
     model = Segments.of(["loud", "quiet"], [500, 500])
     shares = {}
     for over in ("layer", "model"):
-        world = World(laconic.sdagc(3.0, over=over, momentum=False, whole_below=0), 2, model=model)
+        world = World(
+            laconic.sdagc(3.0, over=over, momentum=False, whole_below=0, scope="layer", values="exact"),
+            2,
+            model=model,
+        )
         sent = []
         for step in range(30):
             grads = [normal(1000, 10 * step + rank, torch.float64) for rank in range(2)]

@@ -12,7 +12,11 @@ import laconic
 from laconic.methods import METHODS
 from lockstep.locals import LOCAL, Point, Rank, close, draw, drawn, run, sgd, small
 
-SENDS = {"whole": None, "topk": laconic.topk(0.25, whole_below=0), "sdagc": laconic.sdagc(whole_below=0)}
+SENDS = {
+    "whole": None,
+    "topk": laconic.topk(0.25, whole_below=0),
+    "sdagc": laconic.sdagc(whole_below=0, scope="layer", values="exact"),
+}
 OWN_WAY = {"sparseloco", "spartan", "parallel_clip"}
 CASES = [(name, send) for name in LOCAL for send in SENDS if send == "whole" or name not in OWN_WAY]
 

@@ -13,7 +13,7 @@ from lockstep.locals import LOCAL, Rank, draw, run, sgd, small
 METHODS_SAVED = {
     **{name: small(name) for name in LOCAL},
     "compressed": laconic.celgc(4, clip=1.0, send=laconic.topk(0.25, whole_below=0)),
-    "sdagc": laconic.celgc(4, send=laconic.sdagc(whole_below=0)),
+    "sdagc": laconic.celgc(4, send=laconic.sdagc(whole_below=0, scope="layer", values="exact")),
     "restart": laconic.celgc(4, send=laconic.topk(0.25, memory="update", whole_below=0), restart=0.5),
     "max": laconic.celgc(4, clip=1.0, norm_by="max"),
     "update": laconic.celgc(4, clip=1.0, norm_of="update"),

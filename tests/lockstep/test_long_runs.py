@@ -18,14 +18,19 @@ MODEL = Segments.of(["weight", "bias"], [INPUTS * CLASSES, CLASSES])
 MOMENTUM = Momentum(factor=0.9)
 
 LAWS = {
-    "fixed": laconic.sdagc(10.0, whole_below=100),
-    "fixed, nesterov": laconic.sdagc(10.0, running=0.0, whole_below=100),
-    "fixed, one threshold, clipped": laconic.sdagc(10.0, over="model", clip=1.0, whole_below=100),
-    "fixed, momentum in the optimizer": laconic.sdagc(5.0, momentum=False, revision="none", whole_below=100),
-    "warm-up": laconic.sdagc(10.0, law="warmup", warmup_steps=50, fallback=True, whole_below=100),
-    "progress": laconic.sdagc(12.0, law="progress", whole_below=100),
-    "target": laconic.sdagc(10.0, law="target", density=0.05, whole_below=100),
-    "damped": laconic.sdagc(10.0, revision="damp", whole_below=100),
+    "fixed": laconic.sdagc(10.0, whole_below=100, scope="layer", values="exact"),
+    "fixed, nesterov": laconic.sdagc(10.0, running=0.0, whole_below=100, scope="layer", values="exact"),
+    "fixed, one threshold, clipped": laconic.sdagc(
+        10.0, over="model", clip=1.0, whole_below=100, scope="layer", values="exact"
+    ),
+    "fixed, momentum in the optimizer": laconic.sdagc(
+        5.0, momentum=False, revision="none", whole_below=100, scope="layer", values="exact"
+    ),
+    "warm-up": laconic.sdagc(10.0, warmup_steps=50, fallback=True, whole_below=100, scope="layer", values="exact"),
+    "by default": laconic.sdagc(10.0, whole_below=0),
+    "progress": laconic.sdagc(12.0, law="progress", whole_below=100, scope="layer", values="exact"),
+    "target": laconic.sdagc(10.0, law="target", density=0.05, whole_below=100, scope="layer", values="exact"),
+    "damped": laconic.sdagc(10.0, revision="damp", whole_below=100, scope="layer", values="exact"),
     "dgc": laconic.dgc(0.05, warmup_steps=50, clip=1.0, whole_below=100),
     "sidco": laconic.sidco(0.05, whole_below=100),
     "adacomp": laconic.adacomp(50, whole_below=100),
@@ -91,5 +96,8 @@ def test_a_law_neither_starves_nor_floods_and_the_model_learns(law):
 
 
 def test_a_larger_coefficient_sends_less():
-    runs = [_train(laconic.sdagc(c, whole_below=100), MOMENTUM, steps=100)[1][10:] for c in (5.0, 20.0)]
+    runs = [
+        _train(laconic.sdagc(c, whole_below=100, scope="layer", values="exact"), MOMENTUM, steps=100)[1][10:]
+        for c in (5.0, 20.0)
+    ]
     assert _mean(runs[0]) > 2 * _mean(runs[1])

@@ -21,17 +21,17 @@ FORMS = pytest.mark.parametrize(
 RATES = [0.5, 0.25, 0.25, 2.0, 0.125, 1.0]
 BUCKETS = [["s", "v"], ["empty"], ["b", "w"]]
 EVERYTHING = [
-    laconic.sdagc(0.0, masking=False),
-    laconic.sdagc(0.0, masking=False, revision="none", scope="model"),
+    laconic.sdagc(0.0, masking=False, scope="layer", values="exact"),
+    laconic.sdagc(0.0, masking=False, revision="none", scope="model", values="exact"),
     laconic.dgc(1.0, masking=False, warmup_steps=0, whole_below=0),
     replace(laconic.topk(1.0), momentum="method"),
 ]
 # Every selector there is, with momentum of its own and the velocity of what was sent starting anew.
 MASKED = [
-    laconic.sdagc(1.5, whole_below=4),
-    laconic.sdagc(1.5, std_of="residual", revision="none", whole_below=0),
-    laconic.sdagc(1.5, over="model", scope="model", whole_below=0),
-    laconic.sdagc(1.5, clip=1.0, clip_scope="layer", whole_below=0),
+    laconic.sdagc(1.5, whole_below=4, scope="layer", values="exact"),
+    laconic.sdagc(1.5, std_of="residual", revision="none", whole_below=0, scope="layer", values="exact"),
+    laconic.sdagc(1.5, over="model", scope="model", whole_below=0, values="exact"),
+    laconic.sdagc(1.5, clip=1.0, clip_scope="layer", whole_below=0, scope="layer", values="exact"),
     laconic.dgc(0.3, warmup_steps=3, whole_below=4, clip=1.0),
     *(
         replace(method, momentum="method", masking=True)
@@ -118,7 +118,10 @@ def test_each_step_is_the_obvious_one_and_velocity_starts_anew_just_where_entrie
 
 
 def test_without_masking_velocity_goes_on_everywhere():
-    momentum, method = Momentum(factor=0.5), laconic.sdagc(1.5, masking=False, whole_below=0)
+    momentum, method = (
+        Momentum(factor=0.5),
+        laconic.sdagc(1.5, masking=False, whole_below=0, scope="layer", values="exact"),
+    )
     world, velocity = World(method, 2, momentum=momentum), [torch.zeros(MODEL.numel, dtype=torch.float64)] * 2
     for step in range(5):
         grads = gradients(2, step, draw=dyadic)
@@ -156,7 +159,7 @@ def _literal(method: laconic.Method, grads: list[torch.Tensor], rates: list[floa
 @pytest.mark.parametrize("nesterov", [False, True], ids=["plain", "nesterov"])
 def test_memory_in_update_units_is_the_literal_revision_of_the_learning_rate(factor, nesterov, masking):
     momentum = Momentum(factor=factor, nesterov=nesterov)
-    method = laconic.sdagc(2.0, running=0.0, masking=masking, whole_below=0)
+    method = laconic.sdagc(2.0, running=0.0, masking=masking, whole_below=0, scope="layer", values="exact")
     # Room for all: the literal rule knows no rooms.
     model = Segments.of(["w"], [40])
     world = World(method, 1, model=model, momentum=momentum)
@@ -179,7 +182,7 @@ def _give_room(world: World, rooms: dict[str, int]) -> None:
 
 
 def test_a_velocity_that_the_optimizer_had_is_gone_on_from():
-    method, momentum = laconic.sdagc(0.0, masking=False), Momentum(factor=0.5)
+    method, momentum = laconic.sdagc(0.0, masking=False, scope="layer", values="exact"), Momentum(factor=0.5)
     straight, later = World(method, 2, momentum=momentum), World(method, 2, momentum=momentum)
     straight.step(gradients(2, 0, draw=dyadic))
     mean = torch.stack(straight.kept("velocity")).mean(0)
@@ -191,7 +194,7 @@ def test_a_velocity_that_the_optimizer_had_is_gone_on_from():
 
 
 def test_a_factor_that_changes_is_that_of_the_step():
-    method = laconic.sdagc(0.0, masking=False)
+    method = laconic.sdagc(0.0, masking=False, scope="layer", values="exact")
     world, velocity = World(method, 2), torch.zeros(MODEL.numel, dtype=torch.float64)
     for step, factor in enumerate([0.5, 0.25, 0.0, 0.75]):
         grads = gradients(2, step, draw=dyadic)
@@ -201,7 +204,7 @@ def test_a_factor_that_changes_is_that_of_the_step():
 
 @pytest.mark.parametrize("other", [Momentum(factor=0.25), Momentum(factor=0.5, nesterov=True)], ids=str)
 def test_ranks_with_unlike_momenta_are_told_so(other):
-    world, grads = World(laconic.sdagc(1.5, whole_below=0), 2), gradients(2, 0)
+    world, grads = World(laconic.sdagc(1.5, whole_below=0, scope="layer", values="exact"), 2), gradients(2, 0)
     for rank, reducer in enumerate(world.reducers):
         mine = other if rank else Momentum(factor=0.5)
         reducer.begin_step(rates=dict.fromkeys(MODEL.names, 0.5), momenta=dict.fromkeys(MODEL.names, mine))
@@ -232,7 +235,10 @@ def test_a_velocity_that_overflows_does_not_enter_memory(method):
 
 
 def test_momentum_and_loss_scale_do_not_meet():
-    plain, scaled = (World(laconic.sdagc(1.5, whole_below=0), 2, dtype=torch.float32) for _ in range(2))
+    plain, scaled = (
+        World(laconic.sdagc(1.5, whole_below=0, scope="layer", values="exact"), 2, dtype=torch.float32)
+        for _ in range(2)
+    )
     for step, scale in enumerate([1024.0, 1.0, 65536.0]):
         grads = gradients(2, step, dtype=torch.float32)
         mean = plain.step(grads)[0]

@@ -54,8 +54,8 @@ def _made(
 METHODS = [
     laconic.topk(0.01),
     laconic.topk(0.01, memory="update"),
-    laconic.sdagc(momentum=False),
-    laconic.sdagc(momentum=False, clip=1.0),
+    laconic.sdagc(momentum=False, scope="layer", values="exact"),
+    laconic.sdagc(momentum=False, clip=1.0, scope="layer", values="exact"),
     laconic.topk_sgd(0.01),
     laconic.strom(2.0),
 ]
@@ -68,7 +68,9 @@ def test_a_step_makes_no_vector_of_the_models_size(method):
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_nor_does_one_in_which_the_method_owns_momentum(nesterov):
-    assert _made(laconic.sdagc(), momentum=Momentum(factor=0.9, nesterov=nesterov)) == []
+    assert (
+        _made(laconic.sdagc(scope="layer", values="exact"), momentum=Momentum(factor=0.9, nesterov=nesterov)) == []
+    )
 
 
 def test_the_watch_sees_a_large_vector():

@@ -151,7 +151,7 @@ def test_a_poisoned_gradient_of_a_sender_is_skipped_by_all(method):
 
 
 def test_momentum_is_masked_only_where_it_was_sent():
-    method = replace(laconic.sdagc(1.5, whole_below=0), guard=None)
+    method = replace(laconic.sdagc(1.5, whole_below=0, scope="layer", values="exact"), guard=None)
     world = World(method, RANKS)
     for step, senders in enumerate(TURNS):
         before = world.kept("velocity")

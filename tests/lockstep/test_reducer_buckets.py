@@ -18,9 +18,9 @@ from lockstep.world import MODEL, World, gradients
 GATHERED = [m for m in recipes() if m.exchange.name == "gather_mean"]
 # One number over the whole model must not depend on the order in which its parts came.
 GATHERED += [
-    laconic.sdagc(1.5, over="model", scope="model", running=0.0, whole_below=0),
-    laconic.sdagc(1.5, clip=0.5, clip_scope="model", running=0.0, whole_below=0),
-    laconic.sdagc(1.5, clip=0.5, clip_scope="layer", revision="damp", whole_below=4),
+    laconic.sdagc(1.5, over="model", scope="model", running=0.0, whole_below=0, values="exact"),
+    laconic.sdagc(1.5, clip=0.5, clip_scope="model", running=0.0, whole_below=0, scope="layer", values="exact"),
+    laconic.sdagc(1.5, clip=0.5, clip_scope="layer", revision="damp", whole_below=4, scope="layer", values="exact"),
 ]
 # What is agreed for all buckets by their messages' sizes and coarse counts follows how many buckets there are.
 WEIGHED = [m for m in GATHERED if m.tuner.spectrum_of != "none" and m.scope == "layer"]

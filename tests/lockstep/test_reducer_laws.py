@@ -32,8 +32,8 @@ EVERYTHING = [
     laconic.topk_sgd(1.0),
     laconic.randomk(1.0),
     laconic.randomk(1.0, memory="update"),
-    laconic.sdagc(0.0, momentum=False),
-    laconic.sdagc(0.0, momentum=False, std_of="residual", revision="none", scope="model"),
+    laconic.sdagc(0.0, momentum=False, scope="layer", values="exact"),
+    laconic.sdagc(0.0, momentum=False, std_of="residual", revision="none", scope="model", values="exact"),
     replace(laconic.dgc(1.0, warmup_steps=0, whole_below=0), momentum="optimizer", masking=False),
 ]
 

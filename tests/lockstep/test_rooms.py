@@ -63,7 +63,15 @@ def test_a_room_is_at_most_a_tenth_over_the_largest_count_of_the_step_before(met
 
 def test_steady_counts_fit_their_rooms():
     """Where every rank has as many as in the step before, nothing overflows."""
-    world, grads = World(laconic.sdagc(1.5, momentum=False, revision="none", running=0.0, whole_below=0), 3), []
+    world, grads = (
+        World(
+            laconic.sdagc(
+                1.5, momentum=False, revision="none", running=0.0, whole_below=0, scope="layer", values="exact"
+            ),
+            3,
+        ),
+        [],
+    )
     for rank in range(3):
         grad = torch.zeros(MODEL.numel, dtype=torch.float64)
         grad[[rank, 17 + rank]] = 5.0
@@ -119,7 +127,7 @@ def test_no_sizes_are_exchanged(method):
 
 def test_a_parameter_of_which_nothing_qualifies_sends_one_entry_and_keeps_room_for_one():
     model = Segments.of(["w"], [100])
-    world = World(laconic.sdagc(50.0, momentum=False, whole_below=0), 2, model=model)
+    world = World(laconic.sdagc(50.0, momentum=False, whole_below=0, scope="layer", values="exact"), 2, model=model)
     for step in range(4):
         mean = world.step([normal(100, 10 * step + rank, torch.float64) for rank in range(2)])[0]
         assert 1 <= int(torch.count_nonzero(mean)) <= 2

@@ -71,11 +71,13 @@ def test_rooms_follow_the_counts_as_with_gathering():
     grads = [gradients(4, 0, numel=MODEL.numel)]
     rooms = []
     for exchange in (GatherMean(), ShardedMean()):
-        world = World(_with(laconic.sdagc(1.5, whole_below=4), exchange), 4, model=MODEL)
+        world = World(
+            _with(laconic.sdagc(1.5, whole_below=4, scope="layer", values="exact"), exchange), 4, model=MODEL
+        )
         world.step([g.clone() for g in grads[0]])
         rooms.append(world.rooms())
     assert rooms[0] == rooms[1]
-    later = World(_with(laconic.sdagc(1.5, whole_below=4)), 4, model=MODEL)
+    later = World(_with(laconic.sdagc(1.5, whole_below=4, scope="layer", values="exact")), 4, model=MODEL)
     _run(later, 8, buckets=BUCKETS)
     assert set(later.rooms()) == {"w", "b", "v"}
     assert all(1 <= room <= MODEL[name].size for name, room in later.rooms().items())

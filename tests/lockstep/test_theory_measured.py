@@ -187,4 +187,4 @@ def test_what_cannot_be_measured_is_refused():
     with pytest.raises(ValueError, match=r"dense keeps no memory.*Leave it at 0"):
         Reducer(laconic.dense(), MODEL, port, measure_every=1)
     with pytest.raises(ValueError, match=r"sdagc.*no fixed share: nothing to measure\. Leave it at 0"):
-        Reducer(laconic.sdagc(), MODEL, port, measure_every=1)
+        Reducer(laconic.sdagc(scope="layer", values="exact"), MODEL, port, measure_every=1)

@@ -21,7 +21,7 @@ TOLD = [
     laconic.topk(0.3, whole_below=4),
     laconic.randomk(0.3),
     laconic.topk_sgd(0.3),
-    laconic.sdagc(1.5, whole_below=4),
+    laconic.sdagc(1.5, whole_below=4, scope="layer", values="exact"),
     laconic.dgc(0.3, whole_below=0),
 ]
 

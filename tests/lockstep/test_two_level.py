@@ -27,11 +27,15 @@ METHODS = {
     "topk none": laconic.topk(0.3, memory="none", whole_below=0),
     "topk_sgd": laconic.topk_sgd(0.3),
     "randomk": laconic.randomk(0.3),
-    "sdagc": laconic.sdagc(1.5, whole_below=0),
-    "sdagc clipped": laconic.sdagc(1.5, clip=0.5, whole_below=0),
-    "sdagc clipped by layer": laconic.sdagc(1.5, clip=0.5, clip_scope="layer", law="progress", whole_below=0),
-    "sdagc whole": laconic.sdagc(1.5, over="model", scope="model", whole_below=0),
-    "sdagc damped": laconic.sdagc(1.5, std_of="residual", revision="damp", whole_below=0),
+    "sdagc": laconic.sdagc(1.5, whole_below=0, scope="layer", values="exact"),
+    "sdagc clipped": laconic.sdagc(1.5, clip=0.5, whole_below=0, scope="layer", values="exact"),
+    "sdagc clipped by layer": laconic.sdagc(
+        1.5, clip=0.5, clip_scope="layer", law="progress", whole_below=0, scope="layer", values="exact"
+    ),
+    "sdagc whole": laconic.sdagc(1.5, over="model", scope="model", whole_below=0, values="exact"),
+    "sdagc damped": laconic.sdagc(
+        1.5, std_of="residual", revision="damp", whole_below=0, scope="layer", values="exact"
+    ),
     "cat": laconic.cat("bits", gain="curvature", whole_below=0),
 }
 TOPK = METHODS["topk"]

@@ -17,7 +17,7 @@ METHODS = [
     laconic.topk(0.05, whole_below=0),
     laconic.topk_sgd(0.05),
     laconic.randomk(0.05),
-    laconic.sdagc(3.0, momentum=False, whole_below=0),
+    laconic.sdagc(3.0, momentum=False, whole_below=0, scope="layer", values="exact"),
 ]
 ALL = pytest.mark.parametrize("method", [laconic.dense(), *METHODS], ids=lambda m: m.name)
 VIEWS = pytest.mark.parametrize("as_view", [False, True], ids=["copied", "bucket_view"])

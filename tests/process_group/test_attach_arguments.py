@@ -161,12 +161,12 @@ REFUSED = {
         "dense keeps no memory.*Leave it at 0",
     ),
     "measuring a method of varying counts": (
-        lambda g: (*_good(), laconic.sdagc(), {"measure_every": 5}),
+        lambda g: (*_good(), laconic.sdagc(scope="layer", values="exact"), {"measure_every": 5}),
         ValueError,
         "sdagc.*no fixed share.*Leave it at 0",
     ),
     "momentum with dampening, for the method to take over": (
-        lambda g: (*_with_momentum(dampening=0.1), laconic.sdagc(), {}),
+        lambda g: (*_with_momentum(dampening=0.1), laconic.sdagc(scope="layer", values="exact"), {}),
         ValueError,
         r"dampening cannot be moved.*dampening=0.*sdagc\(momentum=False\)",
     ),

@@ -15,8 +15,8 @@ STEPS = 6
 GATHERED = [
     laconic.topk(0.05),
     laconic.topk_sgd(0.05),
-    laconic.sdagc(3.0),
-    laconic.sdagc(3.0, over="model", scope="model", clip=0.5),
+    laconic.sdagc(3.0, scope="layer", values="exact"),
+    laconic.sdagc(3.0, over="model", scope="model", clip=0.5, values="exact"),
     laconic.dgc(0.05, warmup_steps=3, clip=0.5),
 ]
 

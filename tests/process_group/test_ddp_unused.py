@@ -14,7 +14,7 @@ METHODS = [
     laconic.topk(0.05, whole_below=0),
     laconic.topk_sgd(0.05),
     laconic.randomk(0.05),
-    laconic.sdagc(3.0, momentum=False, whole_below=0),
+    laconic.sdagc(3.0, momentum=False, whole_below=0, scope="layer", values="exact"),
 ]
 # Where gradients live between steps: whether DDP keeps them in its buckets, and what zero_grad leaves.
 PLACES = {"copied, to none": (False, True), "bucket view, to zero": (True, False)}

@@ -13,7 +13,13 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 import laconic
 from models import Mlp, attach, build, digest, loss, train, weights, wrap
 
-METHODS = [laconic.dense(), laconic.topk(0.05), laconic.topk_sgd(0.05), laconic.randomk(0.05), laconic.sdagc(3.0)]
+METHODS = [
+    laconic.dense(),
+    laconic.topk(0.05),
+    laconic.topk_sgd(0.05),
+    laconic.randomk(0.05),
+    laconic.sdagc(3.0, scope="layer", values="exact"),
+]
 
 
 def _plain_ddp(group, steps):

@@ -25,18 +25,18 @@ METHODS = [
     laconic.topk(0.05, warmup_steps=3),
     laconic.topk_sgd(0.05),
     laconic.randomk(0.05),
-    laconic.sdagc(3.0),
-    laconic.sdagc(3.0, clip=0.5, whole_below=0, law="target", density=0.05),
+    laconic.sdagc(3.0, scope="layer", values="exact"),
+    laconic.sdagc(3.0, clip=0.5, whole_below=0, law="target", density=0.05, scope="layer", values="exact"),
     laconic.dgc(0.05, warmup_steps=3, clip=0.5, clip_scope="layer"),
     laconic.gaussiank(0.05),
-    replace(laconic.sdagc(3.0), exchange=GatherMean(values=Linear(bits=4))),
+    replace(laconic.sdagc(3.0, scope="layer", values="exact"), exchange=GatherMean(values=Linear(bits=4))),
     replace(laconic.dense(), memory="gradient", exchange=GatherMean(values=SignMean())),
 ]
 # Exchanges of two rounds: sums of factors, and parts for each rank before what becomes of them.
 OF_TWO_ROUNDS = [
     laconic.powersgd(1),
     replace(laconic.topk(0.05), exchange=ShardedMean()),
-    replace(laconic.sdagc(3.0), exchange=ShardedMean(values=Linear(bits=4))),
+    replace(laconic.sdagc(3.0, scope="layer", values="exact"), exchange=ShardedMean(values=Linear(bits=4))),
 ]
 COUNTED = [m for m in METHODS if m.compressor.counts_vary]
 # Where a message's size depends on the step, ranks shake hands once more before the first exchange.

@@ -15,7 +15,7 @@ METHODS = [
     laconic.topk(0.05),
     laconic.topk_sgd(0.05),
     laconic.randomk(0.05),
-    laconic.sdagc(3.0, clip=0.5),
+    laconic.sdagc(3.0, clip=0.5, scope="layer", values="exact"),
     laconic.dgc(0.05, warmup_steps=3),
 ]
 VARIANTS = [
@@ -24,8 +24,8 @@ VARIANTS = [
     laconic.topk(0.05, scope="model", warmup_steps=3),
     laconic.randomk(0.05, memory="update", warmup_steps=3),
     laconic.randomk(0.05, memory="none"),
-    laconic.sdagc(3.0, over="model", scope="model", law="target", fallback=True),
-    laconic.sdagc(3.0, std_of="residual", revision="damp", whole_below=0),
+    laconic.sdagc(3.0, over="model", scope="model", law="target", fallback=True, values="exact"),
+    laconic.sdagc(3.0, std_of="residual", revision="damp", whole_below=0, scope="layer", values="exact"),
     laconic.gaussiank(0.05),
     laconic.sidco(0.05),
     laconic.strom(0.01),
@@ -124,7 +124,7 @@ REMEMBERING = [
     laconic.topk_sgd(0.05),
     laconic.randomk(0.05),
     laconic.topk(0.05, memory="update", warmup_steps=4),
-    laconic.sdagc(3.0, momentum=False),
+    laconic.sdagc(3.0, momentum=False, scope="layer", values="exact"),
     laconic.sidco(0.05, whole_below=0),
     laconic.strom(0.001),
     laconic.adacomp(50),

@@ -144,7 +144,7 @@ class Listener:
 METHODS = {
     "dense": laconic.dense(),
     "topk": laconic.topk(0.05),
-    "sdagc": laconic.sdagc(3.0, values="int4"),
+    "sdagc": laconic.sdagc(3.0, values="int4", scope="layer"),
     "sharded": replace(laconic.topk(0.05), exchange=ShardedMean()),
     "powersgd": laconic.powersgd(1),
     "celgc": laconic.celgc(every=2, send=laconic.topk(0.05)),

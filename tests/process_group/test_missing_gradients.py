@@ -15,7 +15,7 @@ METHODS = [
     laconic.topk(0.05, whole_below=0),
     laconic.topk_sgd(0.05),
     laconic.randomk(0.05),
-    laconic.sdagc(3.0, momentum=False, whole_below=0),
+    laconic.sdagc(3.0, momentum=False, whole_below=0, scope="layer", values="exact"),
 ]
 ALL = pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
 STEPS = 5

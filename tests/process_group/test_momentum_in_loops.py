@@ -13,8 +13,8 @@ import torch.distributed as dist
 import laconic
 from models import Branches, Mlp, attach, digest, loss, memory_bits, train, weights, wrap
 
-ALL_SENT = laconic.sdagc(0.0, masking=False)
-SPARSE = laconic.sdagc(3.0, clip=0.5, clip_scope="layer")
+ALL_SENT = laconic.sdagc(0.0, masking=False, scope="layer", values="exact")
+SPARSE = laconic.sdagc(3.0, clip=0.5, clip_scope="layer", scope="layer", values="exact")
 KINDS = pytest.mark.parametrize("kind", ["ddp", "plain"])
 STEPS = 6
 
@@ -79,11 +79,19 @@ def _said(group, method, optimizer):
 @pytest.mark.parametrize(
     ("method", "optimizer", "says"),
     [
-        (laconic.sdagc(3.0), "momentum", ["sdagc takes momentum and weight decay over"]),
+        (
+            laconic.sdagc(3.0, scope="layer", values="exact"),
+            "momentum",
+            ["sdagc takes momentum and weight decay over"],
+        ),
         (laconic.dgc(0.05), "adam", ["dgc compensates SGD's momentum; Adam keeps its own"]),
-        (laconic.sdagc(3.0, revision="none"), "adam", ["sdagc compensates SGD's momentum; Adam keeps its own"]),
-        (laconic.sdagc(3.0), "sgd", []),
-        (laconic.sdagc(3.0, momentum=False, revision="none"), "momentum", []),
+        (
+            laconic.sdagc(3.0, revision="none", scope="layer", values="exact"),
+            "adam",
+            ["sdagc compensates SGD's momentum; Adam keeps its own"],
+        ),
+        (laconic.sdagc(3.0, scope="layer", values="exact"), "sgd", []),
+        (laconic.sdagc(3.0, momentum=False, revision="none", scope="layer", values="exact"), "momentum", []),
     ],
     ids=lambda value: str(getattr(value, "name", value))[:30],
 )
@@ -103,7 +111,7 @@ def _warned(group, kind):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        attach(model, optimizer, laconic.sdagc(3.0), group)
+        attach(model, optimizer, laconic.sdagc(3.0, scope="layer", values="exact"), group)
     return [str(w.message) for w in caught]
 
 
@@ -145,7 +153,13 @@ def _scaled(group, kind, scale, infinity):
     model = _model(group, kind)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, growth_interval=2, enabled=scale is not None)
-    link = attach(model, optimizer, laconic.sdagc(3.0, clip=0.02), group, scaler=scaler if scale else None)
+    link = attach(
+        model,
+        optimizer,
+        laconic.sdagc(3.0, clip=0.02, scope="layer", values="exact"),
+        group,
+        scaler=scaler if scale else None,
+    )
     rank = dist.get_rank(group)
     for step in range(STEPS):
         bad = infinity and (rank, step) == (1, 2)
@@ -178,7 +192,12 @@ class Run:
         self.schedule = torch.optim.lr_scheduler.OneCycleLR(
             self.optimizer, max_lr=0.1, total_steps=STEPS + 1, base_momentum=0.3, max_momentum=0.95
         )
-        self.link = attach(self.model, self.optimizer, laconic.sdagc(3.0, law="target", density=0.05), group)
+        self.link = attach(
+            self.model,
+            self.optimizer,
+            laconic.sdagc(3.0, law="target", density=0.05, scope="layer", values="exact"),
+            group,
+        )
         self.parts = (self.model, self.optimizer, self.schedule, self.link)
 
     def train(self, steps):

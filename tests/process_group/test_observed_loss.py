@@ -10,7 +10,7 @@ import laconic
 from models import build, digest, loss, train, weights
 from pool import run_alone
 
-PROGRESS = laconic.sdagc(6.0, law="progress")
+PROGRESS = laconic.sdagc(6.0, law="progress", scope="layer", values="exact")
 KINDS = pytest.mark.parametrize("kind", ["ddp", "plain"])
 
 
@@ -89,7 +89,7 @@ def test_a_loss_told_on_one_rank_only_is_an_error_on_all(kind):
 
 
 def _not_needed(group, kind, told):
-    model, optimizer, link = build(group, kind, laconic.sdagc(3.0))
+    model, optimizer, link = build(group, kind, laconic.sdagc(3.0, scope="layer", values="exact"))
     seen = []
     for step in range(3):
         if told:
@@ -103,7 +103,7 @@ def test_a_law_that_does_not_follow_the_loss_is_not_moved_by_it(pool):
 
 
 def _nan(group):
-    model, optimizer, link = build(group, "plain", laconic.sdagc(3.0))
+    model, optimizer, link = build(group, "plain", laconic.sdagc(3.0, scope="layer", values="exact"))
     link.observe(torch.tensor(float("nan")))
     if dist.get_rank(group) == 0:
         with pytest.warns(UserWarning, match="the loss was not finite at step 0"):

@@ -14,7 +14,7 @@ from covering import crossed, in_turn
 from models import Mlp, Watch, attach, build, digest, imbalance, inner, loss, owed, train, weights, wrap
 
 METHODS = [laconic.dense(), laconic.topk(0.05, whole_below=0), laconic.topk_sgd(0.05), laconic.randomk(0.05)]
-SDAGC = laconic.sdagc(3.0, clip=0.5, whole_below=0)
+SDAGC = laconic.sdagc(3.0, clip=0.5, whole_below=0, scope="layer", values="exact")
 ALL = pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
 KINDS = pytest.mark.parametrize("kind", ["ddp", "plain"])
 STEPS = 5
@@ -92,7 +92,7 @@ SCHEDULED = [
     ("ddp", laconic.topk(0.05, whole_below=0)),
     ("ddp", laconic.topk_sgd(0.05)),
     ("ddp", laconic.randomk(0.05, memory="update")),
-    ("ddp", laconic.sdagc(3.0, momentum=False, whole_below=0)),
+    ("ddp", laconic.sdagc(3.0, momentum=False, whole_below=0, scope="layer", values="exact")),
 ]
 
 

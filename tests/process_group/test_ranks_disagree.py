@@ -35,7 +35,11 @@ METHODS = {
     "densities": (laconic.topk(0.01), laconic.topk(0.02), ["TopK(density=0.01", "TopK(density=0.02"]),
     "warm-ups": (laconic.topk(), laconic.topk(warmup_steps=9), ["Constant()", "Warmup(steps=9"]),
     "units": (laconic.topk(), laconic.topk(memory="update"), ["memory='gradient'", "memory='update'"]),
-    "coefficients": (laconic.sdagc(3.0), laconic.sdagc(4.0), ["StdThreshold(c=3.0", "StdThreshold(c=4.0"]),
+    "coefficients": (
+        laconic.sdagc(3.0, scope="layer", values="exact"),
+        laconic.sdagc(4.0, scope="layer", values="exact"),
+        ["StdThreshold(c=3.0", "StdThreshold(c=4.0"],
+    ),
     "clips": (laconic.dgc(), laconic.dgc(clip=1.0), ["clip=None", "clip=LocalClip(norm=1.0"]),
     "seeds": (laconic.randomk(seed=1), laconic.randomk(seed=2), ["seed=1", "seed=2"]),
 }
@@ -148,7 +152,12 @@ def _unlike_rates(group, kind, method):
 @pytest.mark.parametrize("kind", ["ddp", "plain"])
 @pytest.mark.parametrize(
     "method",
-    [laconic.topk(0.05), laconic.topk_sgd(0.05), laconic.randomk(0.05), laconic.sdagc(3.0)],
+    [
+        laconic.topk(0.05),
+        laconic.topk_sgd(0.05),
+        laconic.randomk(0.05),
+        laconic.sdagc(3.0, scope="layer", values="exact"),
+    ],
     ids=lambda m: m.name,
 )
 def test_unlike_learning_rates_are_told_on_every_rank(pool, kind, method):

@@ -19,8 +19,11 @@ METHODS = [
     laconic.topk(0.05, warmup_steps=5),
     laconic.topk_sgd(0.05),
     laconic.randomk(0.05, warmup_steps=5),
-    laconic.sdagc(3.0, law="target", density=0.05, clip=0.5, fallback=True),
-    laconic.sdagc(3.0, law="warmup", warmup_steps=5, revision="damp", clip=0.5, clip_scope="layer"),
+    laconic.sdagc(3.0, law="target", density=0.05, clip=0.5, fallback=True, scope="layer", values="exact"),
+    laconic.sdagc(
+        10.0, warmup_steps=5, revision="damp", clip=0.5, clip_scope="layer", scope="layer", values="exact"
+    ),
+    laconic.sdagc(10.0, warmup_steps=5),
     laconic.dgc(0.05, warmup_steps=5, clip=0.5),
 ]
 BEFORE, AFTER = 3, 4
@@ -212,7 +215,7 @@ def test_ranks_that_load_states_of_unlike_steps_are_told_so_by_a_reduced_vector_
     [
         (laconic.topk(0.05, warmup_steps=9), UNLIKE),
         (laconic.randomk(0.05, warmup_steps=9), ONE_ONLY),
-        (laconic.sdagc(3.0), ONE_ONLY),
+        (laconic.sdagc(3.0, scope="layer", values="exact"), ONE_ONLY),
     ],
     ids=["topk", "randomk", "sdagc"],
 )
@@ -247,7 +250,9 @@ def _unlike_runs(group, method):
 
 
 def test_ranks_that_load_states_of_unlike_runs_are_told_before_unlike_sizes_meet():
-    for outcome in run_alone(2, _unlike_runs, laconic.sdagc(3.0, whole_below=0), timeout_seconds=5):
+    for outcome in run_alone(
+        2, _unlike_runs, laconic.sdagc(3.0, whole_below=0, scope="layer", values="exact"), timeout_seconds=5
+    ):
         assert outcome.exitcode == 0
         assert outcome.error == "GroupError"
         assert "at step 3 in state" in outcome.message

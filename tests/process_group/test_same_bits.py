@@ -37,14 +37,20 @@ CASES = {name: make() for name, make in METHODS.items()} | {
     "powersgd update": laconic.powersgd(2, memory="update", seed=3),
     "powersgd none": laconic.powersgd(1, memory="none", least_ratio=1.0),
     "sdagc with all companions": laconic.sdagc(
-        3.0, law="target", density=0.05, clip=0.5, clip_scope="layer", fallback=True
+        3.0, law="target", density=0.05, clip=0.5, clip_scope="layer", fallback=True, scope="layer", values="exact"
     ),
-    "sdagc progress": laconic.sdagc(3.0, law="progress", over="model", clip=0.5, whole_below=0),
-    "sdagc damped": laconic.sdagc(3.0, std_of="residual", revision="damp", masking=False),
-    "sdagc whole": laconic.sdagc(3.0, over="model", scope="model", law="warmup", warmup_steps=4),
+    "sdagc progress": laconic.sdagc(
+        3.0, law="progress", over="model", clip=0.5, whole_below=0, scope="layer", values="exact"
+    ),
+    "sdagc damped": laconic.sdagc(
+        3.0, std_of="residual", revision="damp", masking=False, scope="layer", values="exact"
+    ),
+    "sdagc whole": replace(
+        laconic.sdagc(3.0, over="model", scope="model", values="exact"), tuner=laconic.Warmup(steps=4)
+    ),
     "topk sharded": replace(laconic.topk(0.02), exchange=ShardedMean(values=Linear(bits=4, rounding="stochastic"))),
     "dgc smallest": replace(laconic.dgc(0.02, warmup_steps=4), exchange=SmallestMean()),
-    "sdagc sharded": replace(laconic.sdagc(3.0), exchange=ShardedMean()),
+    "sdagc sharded": replace(laconic.sdagc(3.0, scope="layer", values="exact"), exchange=ShardedMean()),
     "dgc warm-up": laconic.dgc(0.02, warmup_steps=4, clip=0.5),
 }
 MEASURED = [

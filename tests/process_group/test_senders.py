@@ -31,7 +31,7 @@ CASES = {
     "topk": laconic.topk(0.02),
     "gaussiank": laconic.gaussiank(0.02, whole_below=0),
     "randomk": replace(laconic.randomk(0.02), exchange=GatherMean()),
-    "sdagc": laconic.sdagc(3.0, momentum=False, clip=0.5),
+    "sdagc": laconic.sdagc(3.0, momentum=False, clip=0.5, scope="layer", values="exact"),
     "loco": LOCO,
 }
 

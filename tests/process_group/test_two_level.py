@@ -26,7 +26,7 @@ METHODS = {
     "topk": laconic.topk(0.05),
     "topk_sgd": laconic.topk_sgd(0.05),
     "randomk": laconic.randomk(0.05),
-    "sdagc": laconic.sdagc(3.0, clip=0.5, momentum=False, whole_below=0),
+    "sdagc": laconic.sdagc(3.0, clip=0.5, momentum=False, whole_below=0, scope="layer", values="exact"),
 }
 KINDS = pytest.mark.parametrize("kind", ["ddp", "plain"])
 

@@ -18,7 +18,7 @@ MODEL = Segments.of(["w", "b", "empty"], [4, 2, 0])
 
 def _state(method: laconic.Method | None = None, **options) -> State:
     settings = {"rank": 0, "velocity": False, "track_age": False, "measure_every": 0, **options}
-    method = method or laconic.sdagc(3.0, whole_below=3)
+    method = method or laconic.sdagc(3.0, whole_below=3, scope="layer", values="exact")
     return State.begin(method, MODEL, dtype=torch.float64, device=torch.device("cpu"), **settings)
 
 

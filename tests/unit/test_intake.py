@@ -166,7 +166,7 @@ def test_a_bad_number_is_seen_with_and_without_clipping(clip, bad):
 
 def test_it_is_made_of_a_method_and_a_rate_too_small_to_divide_by_is_none():
     rates = {"a": 0.5, "b": 1e-39, "c": 0.0}
-    method, momenta = laconic.sdagc(clip=0.5), {"a": Momentum(factor=0.9)}
+    method, momenta = laconic.sdagc(clip=0.5, scope="layer", values="exact"), {"a": Momentum(factor=0.9)}
     intake = Intake.of(method, MODEL, rates, momenta, grad_scale=8.0, world_size=2)
     assert (intake.unit, intake.clip, intake.momenta) == ("update", method.clip, momenta)
     assert (intake.grad_scale, intake.world_size) == (8.0, 2)

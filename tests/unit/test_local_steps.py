@@ -199,7 +199,7 @@ def test_a_sample_of_ranks_gathers_whole_drifts():
         (laconic.local_sgd(), False),
         (laconic.parallel_clip(2.0), True),
         # That clips drifts, and the loop's own clipping is still wanted.
-        (laconic.celgc(send=laconic.sdagc(clip=1.0)), False),
+        (laconic.celgc(send=laconic.sdagc(clip=1.0, scope="layer", values="exact")), False),
     ],
     ids=lambda m: getattr(m, "name", str(m)),
 )

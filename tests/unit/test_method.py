@@ -28,7 +28,7 @@ from laconic.tuners import Budget, Cat, Constant, Progress, Relief, Stages, Targ
         (laconic.topk(memory="none"), {"damping": True}, r"momentum='method' and damping need memory"),
         (laconic.randomk(), {"damping": True}, r"damping needs entries that waited; with randomk none is chosen"),
         (
-            laconic.sdagc(),
+            laconic.sdagc(scope="layer"),
             {"compressor": StdThreshold(c=3.0, over="model")},
             r"one threshold over all layers needs all of them: give .*scope='model' .*running=0\.9 ",
         ),
@@ -103,16 +103,15 @@ def test_one_threshold_over_all_layers_is_had_in_two_ways():
     waiting = laconic.sdagc(over="model", running=0.0, scope="model")
     assert (waiting.compressor.running, waiting.scope) == (0.0, "model")
     with pytest.raises(ValueError, match="one threshold over all layers"):
-        laconic.sdagc(over="model", running=0.0)
+        laconic.sdagc(over="model", running=0.0, scope="layer")
 
 
 @pytest.mark.parametrize(
     ("settings", "tuner"),
     [
-        ({"law": "fixed"}, Constant()),
-        ({"law": "warmup"}, Warmup(steps=100)),
-        ({"law": "warmup", "warmup_steps": 7}, Warmup(steps=7)),
-        ({"law": "warmup", "warmup_steps": 0}, Constant()),
+        ({"law": "fixed"}, Warmup(start=0.03, steps=16)),
+        ({"law": "fixed", "warmup_steps": 7}, Warmup(start=0.03, steps=7)),
+        ({"law": "fixed", "warmup_steps": 0}, Constant()),
         ({"law": "progress"}, Progress(c_min=4.0)),
         ({"law": "target"}, TargetDensity(density=0.004)),
         ({"law": "target", "density": 0.02}, TargetDensity(density=0.02)),
@@ -124,17 +123,22 @@ def test_a_law_is_a_tuner_and_a_fall_back_goes_around_it(settings, tuner):
     assert laconic.sdagc(8.0, **settings, fallback=True).tuner == Relief(inner=tuner)
 
 
-@pytest.mark.parametrize("law", ["fixed", "warmup", "progress"])
+@pytest.mark.parametrize("law", ["fixed", "progress"])
 def test_a_density_is_for_the_law_that_holds_one(law):
     """Taken and not looked at, it would be believed to be held."""
     with pytest.raises(ValueError, match=rf"density is what law='target' holds; with law='{law}' .*Leave it out"):
         laconic.sdagc(law=law, density=0.01)
 
 
-@pytest.mark.parametrize("law", ["fixed", "progress", "target"])
+@pytest.mark.parametrize("law", ["progress", "target"])
 def test_warm_up_steps_are_for_the_law_that_warms_up(law):
-    with pytest.raises(ValueError, match=rf"warmup_steps is for law='warmup', got law='{law}'\. Leave it out"):
+    with pytest.raises(ValueError, match=rf"warmup_steps is for law='fixed', got law='{law}'\. Leave it out"):
         laconic.sdagc(law=law, warmup_steps=10)
+
+
+@pytest.mark.parametrize("c", [0.0, 3.0, 5.6])
+def test_a_threshold_that_lets_much_pass_begins_as_it_goes_on(c):
+    assert laconic.sdagc(c).tuner == Constant()
 
 
 def test_a_target_does_not_lose_a_residuals_coefficient_where_nothing_ever_passes():
@@ -157,7 +161,7 @@ def test_a_revision_of_the_rate_is_a_unit_of_memory_or_damping(revision, memory,
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        ({"law": "linear"}, "law must be one of fixed, warmup, progress, target, cat; got 'linear'"),
+        ({"law": "linear"}, "law must be one of fixed, progress, target, cat; got 'linear'"),
         ({"revision": "A"}, "revision must be one of rescale, damp, none; got 'A'"),
         ({"std_of": "gradients"}, "std_of must be one of gradient, residual; got 'gradients'"),
         ({"clip": 0.0}, r"norm must be a finite number over 0, got 0\.0\. For no clipping use clip=None"),
@@ -166,7 +170,7 @@ def test_a_revision_of_the_rate_is_a_unit_of_memory_or_damping(revision, memory,
         ({"running": 1.0}, r"running must be in \[0, 1\), got 1\.0"),
         ({"std_of": "residual", "running": 0.9}, r"running must be 0 with std_of='residual', got 0\.9"),
         (
-            {"law": "warmup", "warmup_steps": -1},
+            {"warmup_steps": -1},
             r"warmup_steps must be .*0 or more, got -1\. For no warm-up write 0",
         ),
         ({"law": "target", "density": 0.0}, r"density must be a number in \(0, 1\], got 0\.0"),
@@ -210,4 +214,6 @@ def test_baselines_have_error_memory_and_nothing_else():
 
 def test_dense_keeps_no_memory():
     with pytest.raises(ValueError, match="Dense sends everything, nothing is ever owed"):
-        replace(laconic.sdagc(), compressor=Dense(), tuner=Constant(), momentum="optimizer", masking=False)
+        replace(
+            laconic.sdagc(values="exact"), compressor=Dense(), tuner=Constant(), momentum="optimizer", masking=False
+        )

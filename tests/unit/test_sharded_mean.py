@@ -257,7 +257,10 @@ def test_a_method_that_needs_to_see_what_each_rank_sent_is_refused(exchange):
             laconic.cat("bits", gain="curvature"),
             r"cat looks along what each rank sent, .* tells sums alone: use Gather",
         ),
-        (laconic.sdagc(3.0, std_of="residual", revision="damp", masking=False), r"damping cuts what is sent"),
+        (
+            laconic.sdagc(3.0, std_of="residual", revision="damp", masking=False, scope="layer", values="exact"),
+            r"damping cuts what is sent",
+        ),
     ):
         with pytest.raises(ValueError, match=reason):
             replace(method, exchange=exchange)

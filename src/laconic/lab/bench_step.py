@@ -69,7 +69,7 @@ class BenchStep:
             # begin higher and follow sooner than in training, where gradients differ from step to step.
             nominal = laconic.StdThreshold(c=1.0).at_density(self.density).c
             held = laconic.TargetDensity(density=self.density, every=1, factor=1.03)
-            return replace(laconic.sdagc(2 * nominal, clip=None), tuner=held)
+            return replace(laconic.sdagc(2 * nominal, scope="layer", values="exact"), tuner=held)
         allowed = inspect.signature(METHODS[name]).parameters if name in METHODS else {}
         settings = {"density": self.density, "warmup_steps": 0}
         return laconic.by_name(name, **{key: value for key, value in settings.items() if key in allowed})

@@ -29,8 +29,10 @@ from laconic.methods.parts import Carrier, carried
 from laconic.tuners import Cat, Constant, Progress, Relief, Stages, TargetDensity, Warmup
 from laconic.types import Compressor, Exchange, Tuner
 
-Law = Literal["fixed", "warmup", "progress", "target", "cat"]
+Law = Literal["fixed", "progress", "target", "cat"]
 Revision = Literal["rescale", "damp", "none"]
+# With a fixed c nothing is sent until something has gathered c steps, and then much at once: begin with this share.
+_FIRST_SHARE = 0.03
 
 
 def dense() -> Method:
@@ -113,11 +115,11 @@ def sdagc(
     momentum: bool = True,
     masking: bool = True,
     revision: Revision = "rescale",
-    scope: Scope = "layer",
+    scope: Scope = "model",
     whole_below: int = 1024,
     fallback: bool = False,
     cost: Cost | str | None = None,
-    values: Codec | str = "exact",
+    values: Codec | str = "sign",
     exchange: Carrier = "gather",
 ) -> Method:
     """Send what exceeds c deviations of the fresh gradient, with four companions: SDAGC (reconstruction).
@@ -128,11 +130,13 @@ def sdagc(
     method, with ``masking``; and the learning-rate ``revision``: ``rescale`` what is owed when the rate changes
     (A), ``damp`` what waited (B), or ``none`` (C).
 
-    ``law`` says how c moves: ``fixed``; ``warmup`` to c in ``warmup_steps`` (100); ``progress`` from c / 2 to c as
-    the loss falls, which ``link.observe`` must be told before every step; ``target``, which holds ``density``
-    (0.004); ``cat``, which sends what is worth its ``cost`` (measured seconds; see ``cat``). ``running`` is the
-    weight of the past in the gradient's deviation (0.9). ``scope="model"`` takes all parameters as one vector: one
-    threshold, and none of them is sent whole.
+    ``law`` says how c moves: ``fixed``, begun with a share of 3% that falls to what c sends within ``warmup_steps``
+    (2 c; 0 for none); ``progress`` from c / 2 to c as the loss falls, which ``link.observe`` must be told before
+    every step; ``target``, which holds ``density`` (0.004); ``cat``, which sends what is worth its ``cost``
+    (measured seconds; see ``cat``). ``running`` is the weight of the past in the gradient's deviation (0.9). All
+    parameters are taken as one vector, with one threshold; with ``scope="layer"`` each layer has its own, and
+    parameters of fewer than ``whole_below`` entries go whole. Of values one bit is sent, their sign; ``values``
+    takes other codecs.
     """
     if running is None:
         running = 0.9 if std_of == "gradient" else 0.0
@@ -231,9 +235,9 @@ def adacomp(
     return _plain("adacomp", AdaComp(bin_size=bin_size, whole_below=whole_below), memory, carried(exchange, values))
 
 
-def _warmup(steps: int) -> Tuner:
+def _warmup(steps: int, start: float = 0.25) -> Tuner:
     check_whole("warmup_steps", steps, 0, "For no warm-up write 0.")
-    return Warmup(steps=steps) if steps else Constant()
+    return Warmup(steps=steps, start=start) if steps else Constant()
 
 
 def _law(
@@ -244,22 +248,22 @@ def _law(
         raise ValueError(
             f"density is what law='target' holds; with law='{law}' the share follows from c. Leave it out."
         )
-    if warmup_steps is not None and law != "warmup":
-        raise ValueError(f"warmup_steps is for law='warmup', got law='{law}'. Leave it out.")
+    if warmup_steps is not None and law != "fixed":
+        raise ValueError(f"warmup_steps is for law='fixed', got law='{law}'. Leave it out.")
     if cost is not None and law != "cat":
         raise ValueError(f"cost is for law='cat', got law='{law}'. Leave it out.")
     if law == "cat":
         price = "seconds" if cost is None else cost
         return Cat(cost=costs.by_name(price) if isinstance(price, str) else price, gain="lag", floor=1e-4)
-    if law == "warmup":
-        return _warmup(100 if warmup_steps is None else warmup_steps)
     if law == "progress":
         return Progress(c_min=rule.c / 2)
     if law == "target":
         # The residual's tail is a normal one, where eight deviations are out of the world.
         most = 8.0 if rule.std_of == "residual" else 1000.0
         return TargetDensity(density=0.004 if density is None else density, c_max=most)
-    return Constant()
+    steps = round(2 * rule.c) if warmup_steps is None else warmup_steps
+    # Where c lets more than that pass there is no silence to begin with.
+    return _warmup(steps, start=_FIRST_SHARE) if rule.density < _FIRST_SHARE else Constant()
 
 
 def _clip(norm: float | None, convention: Convention, scope: ClipScope) -> LocalClip | None:

@@ -205,14 +205,14 @@ def spartan(
     outer_momentum: float = 0.6,
     restart: float | None = None,
     buffers: Buffers = "average",
-    values: Codec | str = "exact",
+    values: Codec | str = "int4",
     exchange: Carrier = "gather",
 ) -> Method:
     """Step locally with clipping, send the largest entries of the drift and owe the rest: all of it at once.
 
     What our measurements can defend (docs/local.md): short rounds clipped as CELGC is, one selection over the
-    whole drift, a rank that restarts with its share of what it owes, and an outer step with some momentum. It keeps
-    the inner optimizer as it is.
+    whole drift, four bits a value, a rank that restarts with its share of what it owes, and an outer step with some
+    momentum. It keeps the inner optimizer as it is.
     """
     local = LocalSteps(
         period=Every(steps=every),
