@@ -17,7 +17,7 @@ ROWS = [
     {"types", "descent"},
     {"kernels", "memory", "ledger", "clipping", "guard", "efficiency", "linkfit", "shards", "unfinished"},
     {"wire", "codecs"},
-    {"compressors", "exchanges", "tuners", "local", "handshake", "damping", "averaging"},
+    {"compressors", "exchanges", "tuners", "local", "handshake", "damping", "averaging", "replicas"},
     {"method", "job", "theory", "transports"},
     {"methods", "intake", "gauge", "nodes"},
     {"state"},

@@ -5,6 +5,8 @@ For a contiguous parameter that is its logical order; for one in channels_last f
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
 
@@ -18,6 +20,12 @@ def dimension_order(p: Tensor) -> tuple[int, ...]:
                 return tuple(range(p.dim()))
             expected *= p.shape[d]
     return tuple(order)
+
+
+def unusual_layouts(parameters: Mapping[str, Tensor]) -> dict[str, list[int]]:
+    """Return the parameters whose entries do not lie in logical order, and how they lie."""
+    orders = {name: list(dimension_order(p)) for name, p in parameters.items()}
+    return {name: order for name, order in orders.items() if order != sorted(order)}
 
 
 def rows_of(p: Tensor) -> int:

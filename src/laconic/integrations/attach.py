@@ -25,12 +25,14 @@ from laconic.integrations.checks import (
     check_units,
 )
 from laconic.integrations.ddp import DdpSurface
-from laconic.integrations.link import Link, Wire
+from laconic.integrations.link import Link
 from laconic.integrations.local import LocalSurface
 from laconic.integrations.momentum import MovedMomentum, movable
 from laconic.integrations.nodes import on_nodes
 from laconic.integrations.plain import PlainSurface
+from laconic.integrations.replicas import OnDifference, ReplicaCheck, check_settings
 from laconic.integrations.surface import Surface
+from laconic.integrations.wire import Wire
 from laconic.layout import dimension_order, flatten, rows_of
 from laconic.memory import accumulation_dtype
 from laconic.method import Method
@@ -54,6 +56,8 @@ def attach(
     scaler: torch.amp.GradScaler | None = None,
     measure_every: int = 0,
     track_age: bool = False,
+    check_every: int = 0,
+    on_difference: OnDifference = "raise",
 ) -> Link:
     """Exchange this model's gradients by ``method`` from now on; the training loop stays as it is.
 
@@ -63,8 +67,10 @@ def attach(
     gets the first rank's parameters and buffers once, and exchanges when the optimizer is about to step.
     Every rank must call this at the same point. With a ``GradScaler`` pass it as ``scaler``. With
     ``measure_every=M`` the theory of TopK-SGD is measured every M steps (``link.stats.history``); with
-    ``track_age`` ``link.stats.layers`` knows how long entries have waited, for four bytes an entry. A
-    method that owns momentum takes it out of an SGD optimizer, says so, and gives it back on ``detach``.
+    ``track_age`` ``link.stats.layers`` knows how long entries have waited, for four bytes an entry. With
+    ``check_every=M`` ranks compare digests of their models every M steps, or rounds of local steps, and raise
+    ``GroupError`` if they differ, or go on from the majority's (``on_difference="heal"``). A method that owns
+    momentum takes it out of an SGD optimizer, says so, and gives it back on ``detach``.
 
         link = laconic.attach(model, optimizer, laconic.topk(0.01))
     """
@@ -75,7 +81,8 @@ def attach(
     talking, device = _group(ddp, group), next(iter(parameters.values())).device
     method = on_nodes(method, dist.get_process_group_ranks(talking))
     transport = ProcessGroupTransport(talking, device, node_size=node_size_of(method))
-    making = _Making(transport, scaler, measure_every, track_age, time.perf_counter)
+    check_settings(check_every, on_difference, local=method.local is not None)
+    making = _Making(transport, scaler, measure_every, track_age, time.perf_counter, check_every, on_difference)
     link = making.link(model, optimizer, method, parameters)
     if chosen and link.rounds is not None and transport.rank == 0:
         _log.warning(
@@ -112,6 +119,12 @@ class _Making:
     measure_every: int
     track_age: bool
     clock: Callable[[], float]
+    check_every: int = 0
+    on_difference: OnDifference = "raise"
+
+    @property
+    def _checks(self) -> str:
+        return f"compared every {self.check_every}, then {self.on_difference}"
 
     def link(
         self,
@@ -127,18 +140,26 @@ class _Making:
         moves = _moves(method, optimizer, scaler, said=first)
         kind = f"{'plain' if ddp is None else 'DDP'}{' with a GradScaler' if scaler else ''}"
         kind += " with momentum moved" if moves else ""
-        identity = _identity(f"{method} ({kind}, measured every {self.measure_every})", module, parameters)
+        identity = _identity(
+            f"{method} ({kind}, measured every {self.measure_every}, {self._checks})", module, parameters
+        )
         reducer = self._reducer(method, parameters, identity, velocity=moves)
         moved = _moved(optimizer, parameters, reducer) if moves else None
         seconds = _compiled(method, parameters, said=first)
         local = method.local is not None
         rounds = Rounds(method, module, parameters, optimizer, reducer, transport) if local else None
-        link = Link(reducer, transport, identity, parameters, optimizer, scaler, moved, rounds, seconds)
+        check = self._check(parameters, rounds) if self.check_every else None
+        link = Link(reducer, transport, identity, parameters, optimizer, scaler, moved, rounds, seconds, check)
         if ddp is None:
             check_buffers(module)
         link.install(_surface(model, link, rounds))
         _attached[optimizer] = weakref.ref(link)
         return link
+
+    def _check(self, parameters: Mapping[str, torch.nn.Parameter], rounds: Rounds | None) -> ReplicaCheck:
+        """Return what compares all ranks' models; where each has its own, what they have agreed on."""
+        parts = (lambda: parameters) if rounds is None else rounds.agreed
+        return ReplicaCheck(parts, self.transport, every=self.check_every, then=self.on_difference)
 
     def _reducer(
         self,

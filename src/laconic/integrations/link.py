@@ -8,36 +8,24 @@ from contextlib import contextmanager
 from dataclasses import replace
 from math import inf, isnan
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from laconic import kernels
-from laconic.collectives import Transport
 from laconic.errors import LaconicError
 from laconic.handshake import Identity, handshake
 from laconic.integrations.amp import Watch, guard_scaler, refuse_other_scalers, release_scaler
 from laconic.integrations.momentum import MovedMomentum
+from laconic.integrations.replicas import ReplicaCheck
 from laconic.integrations.surface import Surface
-from laconic.layout import dimension_order
+from laconic.integrations.wire import Wire
+from laconic.layout import unusual_layouts
 from laconic.method import Method
 from laconic.reducer import Reducer
 from laconic.rounds import Rounds
 from laconic.stats import Stats
-
-
-class Wire(Transport, Protocol):
-    """A transport that models can be put on: a process group's, or one of ranks in one process."""
-
-    blocked_seconds: float
-
-    def connect(self) -> None:
-        """Make ready whom this rank will talk to, on every rank at the same point."""
-
-    def broadcast_(self, tensor: Tensor) -> None:
-        """Replace the tensor by the first rank's."""
 
 
 class Link:
@@ -54,10 +42,12 @@ class Link:
         moved: MovedMomentum | None,
         rounds: Rounds | None,
         compile_seconds: float = 0.0,
+        replicas: ReplicaCheck | None = None,
     ) -> None:
         self.reducer, self.parameters, self.optimizer = reducer, parameters, optimizer
         self.transport = transport
         self._identity, self.scaler, self._moved, self.rounds = identity, scaler, moved, rounds
+        self._replicas = replicas
         self._names = {id(p): name for name, p in parameters.items()}
         self._surface: Surface | None = None
         self._handles: list[RemovableHandle] = []
@@ -81,8 +71,10 @@ class Link:
     def stats(self) -> Stats:
         """The truth so far: bytes, ratio, density, what is owed, steps skipped, seconds."""
         numbers = self.reducer.stats()
+        numbers = numbers if self.rounds is None else self.rounds.stats(numbers)
         return replace(
-            numbers if self.rounds is None else self.rounds.stats(numbers),
+            numbers,
+            look_bytes=numbers.look_bytes + (0 if self._replicas is None else self._replicas.traffic.wire_bytes),
             setup_bytes=self._setup_bytes,
             kernels=kernels.in_use(next(iter(self.parameters.values())).device),
             compile_seconds=self._compile_seconds,
@@ -109,7 +101,7 @@ class Link:
         decay = {} if self._moved is None else self._moved.state_dict()
         # First: it waits for an exchange that is under way.
         rounds = {} if self.rounds is None else {"rounds": self.rounds.state_dict()}
-        return self.reducer.state_dict() | {"layouts": self._layouts(), "decay": decay} | rounds
+        return self.reducer.state_dict() | {"layouts": unusual_layouts(self.parameters), "decay": decay} | rounds
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from this rank's saved state; the next exchange notices ranks that did not load the same step."""
@@ -119,10 +111,11 @@ class Link:
                 "link has exchanged some: a rank that went back alone could not be told. Detach, attach again and "
                 "load on every rank."
             )
-        if isinstance(state, Mapping) and state.get("layouts", {}) != self._layouts():
+        here = unusual_layouts(self.parameters)
+        if isinstance(state, Mapping) and state.get("layouts", {}) != here:
             raise ValueError(
                 f"the state was saved for parameters in other memory formats: {state.get('layouts')} instead of "
-                f"{self._layouts()}. Bring the model into the saved format (channels_last, say) before attach."
+                f"{here}. Bring the model into the saved format (channels_last, say) before attach."
             )
         decay = state.get("decay", {}) if isinstance(state, Mapping) else {}
         rounds = state.get("rounds", {}) if isinstance(state, Mapping) else {}
@@ -207,6 +200,9 @@ class Link:
         self._handles = [self.optimizer.register_step_pre_hook(self._before_step)]
         if self.rounds is not None:
             self._handles.append(self.optimizer.register_step_post_hook(lambda *_: surface.after_step()))
+            self.rounds.after_round = self._replicas or self.rounds.after_round
+        elif (check := self._replicas) is not None:
+            self._handles.append(self.optimizer.register_step_post_hook(lambda *_: check()))
         if self.scaler is not None:
             watch = Watch(surface.before_look, self._after_attempt, self._after_update)
             guard_scaler(self.scaler, self.optimizer, watch)
@@ -292,8 +288,3 @@ class Link:
                         f"attach: it would differ between ranks. Call link.detach() and attach again "
                         f"(under DDP: wrap the model anew first)."
                     )
-
-    def _layouts(self) -> dict[str, list[int]]:
-        """The parameters whose entries do not lie in logical order, and how they lie."""
-        orders = {name: list(dimension_order(p)) for name, p in self.parameters.items()}
-        return {name: order for name, order in orders.items() if order != sorted(order)}

@@ -11,8 +11,8 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from laconic.integrations.ddp import Hook, take_hook
-from laconic.integrations.link import Wire
 from laconic.integrations.plain import share_first_ranks_model
+from laconic.integrations.wire import Wire
 from laconic.rounds import Rounds
 
 

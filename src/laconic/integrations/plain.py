@@ -7,7 +7,8 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from laconic.integrations.link import Link, Wire
+from laconic.integrations.link import Link
+from laconic.integrations.wire import Wire
 from laconic.layout import rows_of, unflatten
 from laconic.segments import Segments
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from laconic.local import LocalSteps
+from laconic.local.steps import Buffers
 from laconic.rounds.meeting import Meeting
 
 # Statistics are made anew from this many of a round's last inputs.
@@ -45,7 +45,7 @@ class _Listener:
 
 
 class BufferCare:
-    """Sees to a module's running statistics at each sync: ``average`` or ``recompute``.
+    """Sees to a module's running statistics at each sync: ``average`` or ``recompute``; or not: ``keep``.
 
     These are ``running_mean`` and ``running_var`` of its normalisation layers; any other buffer (a table, a mask)
     stays as it is on each rank. Each is averaged over the ranks whose own is finite, and all take that mean; where
@@ -56,21 +56,14 @@ class BufferCare:
     average those. The inputs are heard from ``begin`` to ``remove``.
     """
 
-    def __init__(self, module: nn.Module, meeting: Meeting, *, ranks: int, recompute: bool) -> None:
-        self._module, self._meeting, self._ranks = module, meeting, ranks
+    def __init__(self, module: nn.Module, meeting: Meeting, *, ranks: int, how: Buffers) -> None:
+        self._module, self._meeting, self._ranks, self._how = module, meeting, ranks, how
         # Ranks meet on the device of what they train; statistics may lie elsewhere.
         self._device = next((p.device for p in module.parameters() if p.requires_grad), torch.device("cpu"))
         norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        self._norms = [m for m in norms if m.track_running_stats] if recompute else []
+        self._norms = [m for m in norms if m.track_running_stats] if how == "recompute" else []
         self._inputs: deque[_Call] = deque(maxlen=_INPUTS)
         self._handle: RemovableHandle | None = None
-
-    @staticmethod
-    def of(local: LocalSteps, module: nn.Module, meeting: Meeting, *, ranks: int) -> BufferCare | None:
-        """Return the care that a method asks for; None where each rank keeps its own."""
-        if local.buffers == "keep":
-            return None
-        return BufferCare(module, meeting, ranks=ranks, recompute=local.buffers == "recompute")
 
     def begin(self) -> None:
         """Hear the module's inputs from now on, where statistics are made from them."""
@@ -103,7 +96,7 @@ class BufferCare:
         """Make the statistics those of the model as it now is, the same on every rank."""
         if self._norms and self._inputs:
             self._recompute()
-        buffers = self.averaged()
+        buffers = [] if self._how == "keep" else self.averaged()
         if not buffers:
             return
         # In double precision: statistics that are equal on all ranks then stay as they are to the bit.

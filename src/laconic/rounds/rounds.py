@@ -7,7 +7,7 @@ its batches can go on taking part until all have.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from math import isnan
@@ -60,7 +60,7 @@ class Rounds:
         self._gradients = Gradients(self.local, self._arena, self._meeting, world_size=self._ranks)
         self._averaging = Averaging(self._arena, self._meeting, clip=self.local.clip)
         self._sync = Sync(self.local, parameters, reducer, self._meeting, self._ranks)
-        self._care = BufferCare.of(self.local, module, self._meeting, ranks=self._ranks)
+        self._care = BufferCare(module, self._meeting, ranks=self._ranks, how=self.local.buffers)
         self._pace = Pace(self.local.period)
         self._names = {id(p): name for name, p in parameters.items()}
         self._bytes = sum(p.numel() * p.element_size() for p in parameters.values())
@@ -68,17 +68,16 @@ class Rounds:
         self._began = self._takes_step = self._measured = self._ends = False
         self._before: Tensor | None = None
         self._agreed: Agreed | None = None
+        self.after_round: Callable[[], None] = lambda: None
 
     def begin(self) -> None:
         """Take the parameters as they now are, equal on all ranks, for the anchor."""
         self._sync.take_anchors()
-        if self._care is not None:
-            self._care.begin()
+        self._care.begin()
 
     def remove(self) -> None:
         """Leave the module as it was found."""
-        if self._care is not None:
-            self._care.remove()
+        self._care.remove()
 
     @property
     def every(self) -> int:
@@ -89,6 +88,10 @@ class Rounds:
     def every_step(self) -> bool:
         """Whether gradients are still averaged in every step."""
         return self.local.start is None or self._now.step < self.local.start
+
+    def agreed(self) -> dict[str, Tensor]:
+        """Return what all ranks have agreed on at the last sync, by parameter name."""
+        return {name: part for f in self._sync.fragments for name, part in f.arena.by_name(f.anchor).items()}
 
     @property
     def senders(self) -> tuple[int, ...] | None:
@@ -157,7 +160,7 @@ class Rounds:
                 self._catch_up()
             # Where local steps have begun meanwhile, the others go on to a sync, and buffers are seen to there.
             if self.every_step:
-                self._care_for_buffers()
+                self._care.see_to()
             else:
                 self._finish_rounds()
         finally:
@@ -289,11 +292,8 @@ class Rounds:
     def _end_round(self) -> None:
         now = self._now
         self._gradients.end_round(self.senders, rank=self._rank)
-        self._care_for_buffers()
+        self._care.see_to()
         optimizer_state.see_to(self.local.optimizer_state, self._optimizer, self._arena, self._meeting)
         self._pace.end_round(self._agreed)
         now.end_round(self._agreed)
-
-    def _care_for_buffers(self) -> None:
-        if self._care is not None:
-            self._care.see_to()
+        self.after_round()
