@@ -34,7 +34,7 @@ METHODS = (
     "dense",
     "topk:density=0.01",
     "topk:density=0.001:values=int4",
-    "sdagc:values=int4",
+    "sdagc:scope=layer:values=int4",
     "topk:density=0.01:values=int4:exchange=sharded",
     "powersgd",
 )

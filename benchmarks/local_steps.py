@@ -41,13 +41,13 @@ DENSITIES = {4: (0.05, 0.01, 0.003), 16: (0.05, 0.01, 0.003, 0.0007)}
 
 
 def _spartan(every: int, density: float) -> str:
-    return f"spartan:every={every}:density={density}"
+    return f"spartan:every={every}:density={density}:values=exact"
 
 
 SPARTANS = [_spartan(every, density) for every, densities in DENSITIES.items() for density in densities]
 LONG = "celgc:every=16:outer_momentum=0.6"
 # laconic.recommended()
-GENTLE = "spartan:density=0.05:outer_rate=1.2:outer_momentum=0.3"
+GENTLE = "spartan:density=0.05:outer_rate=1.2:outer_momentum=0.3:values=exact"
 SGD_ROWS = [
     "dense",
     "celgc:every=16",
@@ -57,7 +57,8 @@ SGD_ROWS = [
     *(f"topk:density={density}:memory=update:scope=model" for density in (0.01, 0.001)),
     "local_sgd:every=16",
 ]
-MOVED_ROWS = ["dense", "topk:density=0.01", "sdagc", "celgc:every=4", _spartan(4, 0.05), _spartan(4, 0.01), GENTLE]
+SDAGC = "sdagc:scope=layer:values=exact:warmup_steps=0"
+MOVED_ROWS = ["dense", "topk:density=0.01", SDAGC, "celgc:every=4", _spartan(4, 0.05), _spartan(4, 0.01), GENTLE]
 OUTER = "outer_rate=1.2:outer_momentum=0.3"
 LOOSE_ROWS = [
     "dense",
@@ -74,7 +75,7 @@ LOOSE_ROWS = [
         for density in densities
     ),
     "celgc:every=4:send=topk+density=0.01+scope=model",
-    f"celgc:every=4:{OUTER}:restart=0.25:send=sdagc+c=5",
+    f"celgc:every=4:{OUTER}:restart=0.25:send=sdagc+c=5+scope=layer+values=exact",
     "sparseloco",
     "sparseloco:over=senders",
 ]

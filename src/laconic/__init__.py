@@ -19,7 +19,7 @@ from laconic.costs import Affine, Bits, Packets, Seconds
 from laconic.errors import ExchangeError, GroupError, LaconicError, WireError
 from laconic.exchanges import GatherMean, LedMean, LowRankMean, ReduceMean, ShardedMean, SmallestMean, TwoLevel
 from laconic.guard import Guard
-from laconic.integrations import Link, attach
+from laconic.integrations import Link, LinkState, attach
 from laconic.local import AdaComm, DriftBudget, Every, Growing, LocalSteps, OuterStep
 from laconic.method import Method
 from laconic.methods import (
@@ -81,6 +81,7 @@ __all__ = [
     "LedMean",
     "Linear",
     "Link",
+    "LinkState",
     "LocalClip",
     "LocalSteps",
     "LowRankMean",

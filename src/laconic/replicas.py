@@ -21,12 +21,12 @@ from laconic.collectives import AllGather, Reply, Request
 class Difference:
     """The first parameter that differs, and the ranks that hold each version of the model, most of them first.
 
-    ``names`` are all parameters that differ; ``strict``: more ranks hold the first version than any other.
+    ``names`` are all parameters that differ; ``majority``: more than half of all ranks hold the first version.
     """
 
     names: tuple[str, ...]
     versions: tuple[tuple[int, ...], ...]
-    strict: bool
+    majority: bool
 
     def __str__(self) -> str:
         others = f" and {len(self.names) - 1} more" if len(self.names) > 1 else ""
@@ -50,7 +50,7 @@ def compare(parts: Mapping[str, Tensor]) -> Generator[Request, Reply, Difference
         tuple(rank for rank, row in enumerate(each.tolist()) if tuple(row) == version)
         for version, _ in held.most_common()
     )
-    return Difference(names=names, versions=versions, strict=len(versions[0]) > len(versions[1]))
+    return Difference(names=names, versions=versions, majority=2 * len(versions[0]) > len(each))
 
 
 def take_over(part: Tensor, *, source: int, rank: int) -> Generator[Request, Reply, None]:

@@ -104,8 +104,8 @@ class Stats:
     ``syncs`` counts exchanges: one a step, or with local steps one a round of ``every`` steps. For those,
     ``drift`` is how far this rank's model was from the mean of all at the last sync and ``drift_bound`` how far it
     can have been (2 * gamma * I; infinite without clipping), ``clipped_share`` the share of steps that were
-    clipped, ``look_bytes`` were sent for ``link.averaged()`` and are not in ``wire_bytes``; a step with an
-    infinity is skipped by its rank alone.
+    clipped; a step with an infinity is skipped by its rank alone. ``look_bytes`` were sent for ``link.averaged()``
+    and to compare models (``check_every``), and are not in ``wire_bytes``.
     """
 
     steps: int

@@ -37,10 +37,13 @@ def agreed_anchors(states: Sequence[State], models: Sequence[Mapping[str, Tensor
     sync, layouts = first["rounds"]["sync"], first.get("layouts", {})
     anchors = []
     for i, fragment in enumerate(sync["fragments"]):
-        walks = [_walk(state, model, i, layouts) for state, model in zip(states, models, strict=True)]
         # A rank that took no part in the round stands where it began, and does not hold the others back.
-        walked = [walk for walk in walks if any(bool(part.any()) for part in walk.values())] or walks[:1]
-        means = {name: torch.stack([walk[name] for walk in walked]).mean(0) for name in fragment["anchor"]}
+        took_part = [pair for pair in zip(states, models, strict=True) if pair[0]["rounds"]["sync"]["sends"]]
+        walks = [_walk(state, model, i, layouts) for state, model in took_part]
+        means = {name: torch.stack([walk[name] for walk in walks]).mean(0) for name in fragment["anchor"]}
+        if not all(bool(mean.isfinite().all()) for mean in means.values()):
+            # As in a sync: where one rank walked to where numbers end, all drop the round.
+            means = {name: torch.zeros_like(mean) for name, mean in means.items()}
         anchors.append({name: (v.cpu() - means[name]).to(v.dtype) for name, v in fragment["anchor"].items()})
     return anchors
 

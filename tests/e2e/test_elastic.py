@@ -80,7 +80,7 @@ def test_another_run_is_not_gone_on_with(run, tmp_path):
     other = [*OPTIONS[:-2], "--seed", "3", "--elastic"]
     said = laconic("train", *other, "--out", run, "--workers", "2")
     assert said.returncode == 2
-    assert f"{run} has another run: training is" in said.stderr
+    assert f"{run} has another run: training.seed is 0, not 3. Give another --out" in said.stderr
     alone = laconic("train", *OPTIONS)
     assert alone.returncode == 2
     assert "elastic wants a folder to go on from. Give --out DIR" in alone.stderr

@@ -12,7 +12,7 @@ import laconic
 from contracts.registry import label, recipes
 from contracts.vectors import same_bits
 from laconic.exchanges import TwoLevel
-from lockstep.locals import LOCAL, Rank, draw, run, small
+from lockstep.locals import LOCAL, Point, Rank, draw, run, small
 from lockstep.world import World, gradients
 
 TOPK = laconic.topk(0.3, whole_below=0)
@@ -137,10 +137,10 @@ def test_local_steps_go_on_on_fewer_ranks_after_a_finished_round(name):
     assert bool(torch.isfinite(ends[0]).all())
 
 
-def _saved_after(steps: int):
+def _saved_after(steps: int, numel: int = 8):
     def saving(rank: Rank):
         for step in range(steps):
-            rank.follow(draw(rank.rank, step))
+            rank.follow(draw(rank.rank, step, numel))
         saved = rank.save()
         rank.rounds.finish()
         return saved
@@ -220,6 +220,38 @@ def test_a_round_that_ends_early_loses_no_step(name, ranks):
     models = [flat(state["model"]) + hold for state, hold in zip(saved, held, strict=True)]
     torch.testing.assert_close(began[0], torch.stack(models).mean(0), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(torch.stack(owed).mean(0), torch.stack(debts).mean(0), rtol=1e-12, atol=1e-12)
+
+
+def test_ranks_that_sat_out_a_round_do_not_hold_back_those_that_walked():
+    method = laconic.celgc(4, send=laconic.topk(0.3, whole_below=0, memory="update"), restart=None, participants=3)
+    saved = run(method, 5, _saved_after(6, 80), model=Point(50, 30, dtype=torch.float32))
+    states = _links(saved)
+    sent = [state["rounds"]["sync"]["sends"] for state in states]
+    assert sum(sent) == 3
+    after = laconic.resharded(states, ranks=2, models=[state["model"] for state in saved])
+
+    def anchor(state: dict, name: str) -> torch.Tensor:
+        return state["rounds"]["sync"]["fragments"][0]["anchor"][name].double()
+
+    for name in ("x.0", "x.1"):
+        share = states[0]["rounds"]["sync"]["share"]
+        walks = [
+            anchor(state, name) - share * state["memory"]["owed"][name].double() - each["model"][name].double()
+            for state, each, sends in zip(states, saved, sent, strict=True)
+            if sends
+        ]
+        moved = anchor(states[0], name) - anchor(after[0], name)
+        torch.testing.assert_close(moved, torch.stack(walks).mean(0), rtol=1e-4, atol=1e-6)
+        assert moved.norm() > 0
+
+
+def test_a_round_in_which_a_rank_lost_its_model_is_dropped():
+    saved = run(laconic.celgc(4), 3, _saved_after(2))
+    saved[1]["model"]["x.1"][0] = torch.nan
+    states = _links(saved)
+    after = laconic.resharded(states, ranks=2, models=[state["model"] for state in saved])
+    for name, anchor in states[0]["rounds"]["sync"]["fragments"][0]["anchor"].items():
+        assert same_bits(after[0]["rounds"]["sync"]["fragments"][0]["anchor"][name], anchor)
 
 
 def test_models_that_are_not_those_of_the_states_are_refused():

@@ -130,6 +130,19 @@ def test_optimizers_of_local_steps_become_their_mean():
     assert mean["param_groups"] == one["param_groups"]
 
 
+def test_optimizers_that_remember_nothing_or_nonsense_do_not_count():
+    def state(**of_first) -> dict:
+        return {"state": {0: of_first} if of_first else {}, "param_groups": [{"lr": 0.1}]}
+
+    some = state(momentum_buffer=torch.ones(2))
+    lost = state(momentum_buffer=torch.tensor([torch.nan, 1.0]))
+    for others in ([state(), some], [some, state()], [lost, some], [some, lost]):
+        mean = mean_optimizer(others, [0.5, 0.5])
+        assert torch.equal(mean["state"][0]["momentum_buffer"], torch.ones(2))
+    assert mean_optimizer([lost, state()], [0.5, 0.5])["state"][0] == {}
+    assert mean_optimizer([state(momentum_buffer=None)] * 2, [0.5, 0.5])["state"][0] == {"momentum_buffer": None}
+
+
 def test_a_part_that_is_missing_is_named(stopped, tmp_path):
     shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
     for word in WORDS:

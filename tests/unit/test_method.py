@@ -138,7 +138,11 @@ def test_warm_up_steps_are_for_the_law_that_warms_up(law):
 
 @pytest.mark.parametrize("c", [0.0, 3.0, 5.6])
 def test_a_threshold_that_lets_much_pass_begins_as_it_goes_on(c):
-    assert laconic.sdagc(c).tuner == Constant()
+    assert laconic.sdagc(c).tuner == laconic.sdagc(c, warmup_steps=0).tuner == Constant()
+    with pytest.raises(
+        ValueError, match=r"warmup_steps: c=.* lets a share of .* pass, and a warm-up begins with 0\.03"
+    ):
+        laconic.sdagc(c, warmup_steps=5)
 
 
 def test_a_target_does_not_lose_a_residuals_coefficient_where_nothing_ever_passes():

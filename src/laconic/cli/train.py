@@ -12,7 +12,7 @@ from tyro.conf import subcommand
 from laconic.arguments import check_whole
 from laconic.cli.runs import Where, carry_out, check_board, end, first_here, print_json, resumed
 from laconic.lab.folder import RunFolder
-from laconic.lab.method_words import folder_name
+from laconic.lab.method_words import folder_name, make
 from laconic.lab.report.amounts import plain, times
 from laconic.lab.session import Trial
 from laconic.lab.spec import Spec
@@ -54,6 +54,11 @@ class Train:
         spec = where.spec(task, self.training, self.method)
         if self.elastic and where.out is None:
             raise ValueError("elastic wants a folder to go on from. Give --out DIR, the same at every start.")
+        if self.elastic and (local := make(self.method).local) is not None and local.delay:
+            raise ValueError(
+                f"elastic: {self.method} may be saved while an exchange is under way (delay={local.delay}), and no "
+                f"other number of ranks can go on from that. Leave delay out."
+            )
         if self.elastic and where.out is not None and (where.out / "spec.json").is_file():
             out, resume = where.out, True
             _check_same(spec, _begun(out), out)
@@ -63,12 +68,21 @@ class Train:
         train_one(trial, json=where.json)
 
 
+def _settings(spec: Spec) -> dict[str, Any]:
+    """Return a run's settings by name, those within others too: training.seed."""
+    outer = {name: value for name, value in spec.as_dict().items() if name not in _OF_THE_PLACE}
+    inner = {name: value for name, value in outer.items() if isinstance(value, dict)}
+    return {name: value for name, value in outer.items() if name not in inner} | {
+        f"{name}.{key}": value for name, values in inner.items() for key, value in values.items()
+    }
+
+
 def _check_same(now: Spec, begun: Spec, folder: Path) -> None:
     """Refuse to go on with a run that is another one; the place it runs in may differ."""
-    wanted, there = now.as_dict(), begun.as_dict()
-    unlike = sorted(name for name in wanted if name not in _OF_THE_PLACE and wanted[name] != there[name])
+    wanted, there = _settings(now), _settings(begun)
+    unlike = sorted(name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name))
     if unlike:
-        said = ", ".join(f"{name} is {there[name]}, not {wanted[name]}" for name in unlike)
+        said = ", ".join(f"{name} is {there.get(name)}, not {wanted.get(name)}" for name in unlike)
         raise ValueError(
             f"{folder} has another run: {said}. Give another --out, or the settings it was begun with."
         )

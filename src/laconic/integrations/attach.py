@@ -81,7 +81,7 @@ def attach(
     talking, device = _group(ddp, group), next(iter(parameters.values())).device
     method = on_nodes(method, dist.get_process_group_ranks(talking))
     transport = ProcessGroupTransport(talking, device, node_size=node_size_of(method))
-    check_settings(check_every, on_difference, local=method.local is not None)
+    check_settings(check_every, on_difference, method.local)
     making = _Making(transport, scaler, measure_every, track_age, time.perf_counter, check_every, on_difference)
     link = making.link(model, optimizer, method, parameters)
     if chosen and link.rounds is not None and transport.rank == 0:

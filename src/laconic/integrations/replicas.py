@@ -11,6 +11,7 @@ from torch import Tensor
 from laconic.arguments import check_choice, check_whole
 from laconic.collectives import Reply, Request, Traffic, Transport
 from laconic.errors import GroupError
+from laconic.local import LocalSteps
 from laconic.replicas import Difference, compare, take_over
 
 OnDifference = Literal["raise", "heal"]
@@ -18,11 +19,16 @@ T = TypeVar("T")
 _log = logging.getLogger("laconic")
 
 
-def check_settings(every: int, then: OnDifference, *, local: bool) -> None:
+def check_settings(every: int, then: OnDifference, local: LocalSteps | None) -> None:
     """Refuse wrong settings before any rank talks."""
     check_whole("check_every", every, 0, "Write 0 for never, 100 for every hundredth step.")
     check_choice("on_difference", then, get_args(OnDifference))
-    if local and then == "heal":
+    if every and local is not None and local.start is None:
+        raise ValueError(
+            "check_every compares what ranks agree on when a round ends, and this method has no rounds: gradients "
+            "are averaged in every step, and ranks may end after unlike numbers of them. Leave it at 0."
+        )
+    if local is not None and then == "heal":
         raise ValueError(
             "on_difference='heal' wants models that are equal after every step; in rounds of local steps they are "
             "not, and what ranks agree on is only looked at. Write on_difference='raise'."
@@ -52,7 +58,7 @@ class ReplicaCheck:
         found = self._run(compare(parts))
         if found is None:
             return
-        if self._then == "raise" or not found.strict:
+        if self._then == "raise" or not found.majority:
             raise GroupError(self._said(found))
         source = found.versions[0][0]
         for name in found.names:
@@ -71,5 +77,5 @@ class ReplicaCheck:
     def _said(self, found: Difference) -> str:
         advice = "Load the last checkpoint on every rank, and look for what one of them does otherwise"
         if self._then == "heal":
-            advice = f"No version is held by more ranks than any other, so none can be taken over. {advice}"
+            advice = f"No version is held by more than half of the ranks, so none is taken over. {advice}"
         return f"models of ranks differ after {self._calls} steps or syncs: {found}. {advice}."

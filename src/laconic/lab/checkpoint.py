@@ -26,6 +26,7 @@ def save(loop: Loop) -> None:
     folder.save_rank(loop.step, _name(place.rank), mine if loop.method.local is None else mine | own)
     if place.rank == 0:
         shared = {"ranks": place.ranks, "totals": loop.totals.as_dict(), "scores": loop.scores, "last": loop.last}
+        shared["epoch"] = loop.totals.epochs_at(loop.step, loop.work.steps_per_epoch)
         folder.save_rank(loop.step, "shared", own | shared)
     loop.talk.wait()
     if place.rank == 0:
@@ -35,7 +36,8 @@ def save(loop: Loop) -> None:
 def go_on(loop: Loop, step: int) -> None:
     """Go on from a checkpoint: on as many ranks as wrote it to the same bits, on others with nothing lost."""
     shared, place = loop.folder.load_rank(step, "shared"), loop.place
-    wrote = shared["ranks"]
+    # Before ranks were written down, as many had to go on.
+    wrote = shared.get("ranks", place.ranks)
     if wrote == place.ranks:
         mine = loop.folder.load_rank(step, _name(place.rank))
     else:
@@ -52,7 +54,7 @@ def go_on(loop: Loop, step: int) -> None:
         loop.meter.load_state_dict(mine["meter"])
     else:
         # From here on an epoch has another number of steps.
-        loop.totals.steps_before, loop.totals.epochs_before = step, loop.last.get("epoch", 0.0)
+        loop.totals.steps_before, loop.totals.epochs_before = step, shared["epoch"]
 
 
 def _name(rank: int) -> str:
@@ -79,15 +81,34 @@ def regrouped(folder: RunFolder, step: int, *, wrote: int, rank: int, ranks: int
 
 
 def mean_optimizer(states: Sequence[dict[str, Any]], weights: Sequence[float]) -> dict[str, Any]:
-    """Return the mean of what optimizers remember of each parameter; counts and settings are the first one's."""
-    state = {
-        index: {name: _mean([each["state"][index][name] for each in states], weights) for name in first}
-        for index, first in states[0]["state"].items()
+    """Return the mean of what optimizers remember of each parameter, over those that remember something finite.
+
+    One that has taken no step yet, or was reset, remembers nothing. Counts and settings are the first one's.
+    """
+    known = sorted({index for each in states for index in each["state"]})
+    return states[0] | {
+        "state": {index: _mean([each["state"].get(index) for each in states], weights) for index in known}
     }
-    return states[0] | {"state": state}
 
 
-def _mean(values: Sequence[Any], weights: Sequence[float]) -> Any:
-    first = values[0]
-    vectors = isinstance(first, torch.Tensor) and first.is_floating_point() and first.dim() > 0
-    return mean_of(values, weights) if vectors else first
+def _mean(each: Sequence[dict[str, Any] | None], weights: Sequence[float]) -> dict[str, Any]:
+    """Return the mean of what is remembered of one parameter."""
+    pairs = [
+        (one, weight) for one, weight in zip(each, weights, strict=True) if one is not None and _is_finite(one)
+    ]
+    if not pairs:
+        return {}
+    total = sum(weight for _, weight in pairs)
+    first = dict(pairs[0][0])
+    for name, value in first.items():
+        if _is_vector(value):
+            first[name] = mean_of([one[name] for one, _ in pairs], [weight / total for _, weight in pairs])
+    return first
+
+
+def _is_finite(one: dict[str, Any]) -> bool:
+    return all(bool(value.isfinite().all()) for value in one.values() if _is_vector(value))
+
+
+def _is_vector(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() > 0

@@ -25,8 +25,10 @@ def settle_buckets(ddp: DistributedDataParallel, work: Work) -> None:
 
     With three ranks or more the order in which gloo adds up depends on where a gradient lies in its bucket.
     """
+    before = work.state_dict()
     work.loss(ddp, work.batch(0)).backward()
     ddp.zero_grad()
+    work.load_state_dict(before)
 
 
 def _buffers_stay() -> dict[str, Any]:

@@ -261,9 +261,15 @@ def _law(
         # The residual's tail is a normal one, where eight deviations are out of the world.
         most = 8.0 if rule.std_of == "residual" else 1000.0
         return TargetDensity(density=0.004 if density is None else density, c_max=most)
-    steps = round(2 * rule.c) if warmup_steps is None else warmup_steps
-    # Where c lets more than that pass there is no silence to begin with.
-    return _warmup(steps, start=_FIRST_SHARE) if rule.density < _FIRST_SHARE else Constant()
+    if rule.density >= _FIRST_SHARE:
+        # No silence to begin with.
+        if warmup_steps:
+            raise ValueError(
+                f"warmup_steps: c={rule.c:g} lets a share of {rule.density:.2g} pass, and a warm-up begins with "
+                f"{_FIRST_SHARE}. Leave it out, or put a tuner in: replace(method, tuner=Warmup(steps=100))."
+            )
+        return Constant()
+    return _warmup(round(2 * rule.c) if warmup_steps is None else warmup_steps, start=_FIRST_SHARE)
 
 
 def _clip(norm: float | None, convention: Convention, scope: ClipScope) -> LocalClip | None:

@@ -205,7 +205,7 @@ class Rounds:
 
     def state_dict(self) -> dict[str, Any]:
         """Return where this rank stands, in the middle of a round too; its model is to be saved beside it."""
-        sync = self._sync.state_dict()
+        sync = self._sync.state_dict() | {"sends": self.senders is None or self._rank in self.senders}
         return {
             "progress": asdict(self._now),
             "pace": self._pace.state_dict(),
