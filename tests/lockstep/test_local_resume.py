@@ -142,3 +142,23 @@ def test_a_state_that_held_something_back_goes_on_without_doing_so():
     ends = run(laconic.celgc(4, send=send), 2, going_on)
     assert all(torch.equal(x, ends[0][1]) for x, _ in ends)
     assert float((ends[0][1] - saved[0][1]).norm()) < 10.0
+
+
+@pytest.mark.parametrize("name", METHODS_SAVED)
+def test_a_run_that_is_killed_after_every_one_of_sixty_steps_goes_on_with_the_same_bits(name):
+    def straight(rank: Rank):
+        return _on(rank, range(60))
+
+    def killed(rank: Rank):
+        seen = []
+        for step in range(60):
+            again = Rank(rank.method, rank.port, rank.model, MAKES["sgd"])
+            again.load(rank.save())
+            seen, rank = seen + _on(again, range(step, step + 1)), again
+        return seen
+
+    method = METHODS_SAVED[name]
+    expected, got = (run(method, 2, how, make=MAKES["sgd"]) for how in (straight, killed))
+    for ours, theirs in zip(got, expected, strict=True):
+        for step, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+            assert torch.equal(a, b), step

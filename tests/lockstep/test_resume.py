@@ -66,6 +66,17 @@ def test_a_resumed_run_gives_the_same_bits(method, at):
 
 
 @every_recipe
+def test_a_run_that_is_killed_after_every_one_of_sixty_steps_gives_the_same_bits(method):
+    straight, killed = World(method, 2), World(method, 2)
+    for step in range(60):
+        expected = straight.step(gradients(2, step), losses=[3.0 / (1 + step)] * 2)
+        again = World(method, 2)
+        again.load([_through_a_file(state) for state in killed.save()])
+        got, killed = again.step(gradients(2, step), losses=[3.0 / (1 + step)] * 2), again
+        assert all(same_bits(a, b) for a, b in zip(expected, got, strict=True)), step
+
+
+@every_recipe
 def test_a_saved_state_is_a_copy(method):
     world = World(method, 3)
     _run(world, range(2))
