@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -68,6 +69,7 @@ class RunFolder:
         folder.mkdir(parents=True, exist_ok=True)
         half = folder / f".{name}.half"
         torch.save(state, half)
+        _replace(folder / f"{name}.sha256", _digest(half) + "\n")
         half.replace(folder / f"{name}.pt")
 
     def seal(self, step: int) -> None:
@@ -77,8 +79,10 @@ class RunFolder:
             shutil.rmtree(old)
 
     def latest(self) -> int:
-        """Return the step to go on from, 0 if nothing was saved."""
-        return int(read_json(self.path / "checkpoints" / "latest.json").get("step", 0))
+        """Return the step to go on from, 0 if nothing was saved: the last one that was sealed and is still here."""
+        sealed = int(read_json(self.path / "checkpoints" / "latest.json").get("step", 0))
+        here = [int(kept.name.removeprefix("step-")) for kept in self.path.glob("checkpoints/step-*")]
+        return max((step for step in here if step <= sealed), default=0)
 
     def load_rank(self, step: int, name: str) -> dict[str, Any]:
         """Read one rank's part of a checkpoint."""
@@ -87,6 +91,12 @@ class RunFolder:
             raise FileNotFoundError(
                 f"the checkpoint of step {step} has no {path.name} in {path.parent}. Share the folder between "
                 f"machines, or bring together what each of them has written."
+            )
+        written = path.with_suffix(".sha256")
+        if written.exists() and written.read_text().strip() != _digest(path):
+            raise ValueError(
+                f"{path} is damaged: its bytes are not those that were written. Remove {path.parent}, and the run "
+                f"goes on from the checkpoint before it."
             )
         read: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
         return read
@@ -139,6 +149,11 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(found).__name__}. Is it laconic's file?")
     return found
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -53,6 +54,26 @@ def test_a_checkpoint_counts_once_it_is_sealed_and_the_last_two_are_kept(tmp_pat
     assert folder.load_rank(10, "rank-00000")["x"].tolist() == [10, 10]
     assert len(list(folder.path.glob("checkpoints/step-*"))) == 2
     assert list(folder.path.rglob("*.half")) == []
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "longer", "empty"])
+def test_a_part_that_was_damaged_is_refused_and_without_it_the_one_before_counts(damage, tmp_path):
+    folder = _begun(tmp_path)
+    for step in (5, 10):
+        folder.save_rank(step, "rank-00000", {"x": torch.full((400,), float(step))})
+        folder.seal(step)
+    part = folder.path / "checkpoints" / "step-00000010" / "rank-00000.pt"
+    raw = bytearray(part.read_bytes())
+    # In the middle lie the numbers, which a reader would take as they are.
+    raw[len(raw) // 2] ^= 1
+    part.write_bytes({"flipped": raw, "cut": raw[:-9], "longer": raw + b"x", "empty": b""}[damage])
+    with pytest.raises(
+        ValueError, match=r"rank-00000.pt is damaged: .* Remove .*step-00000010, and the run goes on"
+    ):
+        folder.load_rank(10, "rank-00000")
+    shutil.rmtree(part.parent)
+    assert folder.latest() == 5
+    assert folder.load_rank(5, "rank-00000")["x"][0] == 5
 
 
 def test_what_is_not_there_is_said(tmp_path):
