@@ -35,10 +35,10 @@ def agreed_anchors(states: Sequence[State], models: Sequence[Mapping[str, Tensor
     """Return what all ranks agree on when the round ends here, fragment by fragment."""
     first = states[0]
     sync, layouts = first["rounds"]["sync"], first.get("layouts", {})
+    # A rank that took no part in the round stands where it began, and does not hold the others back.
+    took_part = [pair for pair in zip(states, models, strict=True) if pair[0]["rounds"]["sync"]["sends"]]
     anchors = []
     for i, fragment in enumerate(sync["fragments"]):
-        # A rank that took no part in the round stands where it began, and does not hold the others back.
-        took_part = [pair for pair in zip(states, models, strict=True) if pair[0]["rounds"]["sync"]["sends"]]
         walks = [_walk(state, model, i, layouts) for state, model in took_part]
         means = {name: torch.stack([walk[name] for walk in walks]).mean(0) for name in fragment["anchor"]}
         if not all(bool(mean.isfinite().all()) for mean in means.values()):
