@@ -57,7 +57,13 @@ def celgc(every: int, **settings: Any) -> laconic.Method:
 
 
 OUTER = {"outer_rate": 0.7, "outer_momentum": 0.6}
-LOOSE = {"convention": "mean"}
+LOOSE, TIGHT = {"convention": "mean"}, {"convention": "local"}
+
+# Fewer bytes yet: ranks take turns, in rounds of four steps with an outer step.
+FEWEST = {
+    f"led {100 * d:g}%, 1 bit, ahead, I=4, outer momentum": ahead(topk(d, exchange="led"), 4, **TIGHT, **OUTER)
+    for d in (1e-2, 4e-3)
+}
 
 WHERE_THEY_PART = {
     PARENT: laconic.parallel_clip(CLIP),
@@ -82,6 +88,7 @@ WHERE_THEY_PART = {
     **{f"sdagc c={c}, 1 bit, warm": warm(float(c), scope="model") for c in (15, 20, 30)},
     **{f"sdagc c={c}, 1 bit, ahead": ahead(sdagc(float(c), scope="model")) for c in (10, 20)},
     "sdagc c=20, 1 bit, warm, ahead": ahead(warm(20.0, scope="model")),
+    **FEWEST,
 }
 
 # SDAGC as it is above (c = 20, one threshold, 1 bit, warm), with one thing different.
@@ -105,12 +112,14 @@ THOSE_THAT_HOLD = {
     **{f"led {100 * d:g}%, 1 bit, ahead": ahead(topk(d, exchange="led")) for d in (3e-3, 2e-3, 1e-3)},
     **{f"sdagc c={c}, 1 bit, ahead": ahead(sdagc(float(c), scope="model")) for c in (10, 15, 20)},
     "sdagc c=20, 1 bit, warm": warm(20.0, scope="model"),
+    **FEWEST,
 }
 
 ANOTHER_TEXT = {
     PARENT: laconic.parallel_clip(CLIP),
     "celgc I=16, outer momentum": celgc(16, **OUTER),
     "sdagc c=15, 1 bit, warm": warm(15.0, scope="model"),
+    "led 0.3%, 1 bit, ahead": ahead(topk(0.003, exchange="led")),
 }
 
 # CELGC's own setting: eta 30, gamma 7.5, eight workers.
