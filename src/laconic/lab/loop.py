@@ -21,6 +21,7 @@ from laconic.lab.signals import StopWish
 from laconic.lab.talk import Talking
 from laconic.lab.training import Course
 from laconic.lab.tuning import told
+from laconic.lab.waits import told as waits_told
 from laconic.lab.work import Place, Tally, Work
 from laconic.lab.wrapping import in_buckets, settle_buckets
 
@@ -48,6 +49,7 @@ class Outcome:
     stopped: bool
     clipped_share: float
     weights_sha256: str
+    waits: laconic.Waits | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +101,8 @@ class Loop:
         self.step, self.totals = 0, Totals()
         self.meter = Meter(place.device, self.totals, self.ways.clock)
         self._look_every = 1
+        # Of this start of the run: what was waited before it was resumed may have been for another rank.
+        self.waits: laconic.Waits | None = None
         self.last: dict[str, Any] = {}
         self.scores: dict[str, float] = {}
 
@@ -199,6 +203,9 @@ class Loop:
         if in_full:
             line["layers"] = {layer.name: layer.density for layer in stats.layers}
         if evaluate:
+            waits = self.link.waits()
+            self.waits = waits if self.waits is None else self.waits + waits
+            line["waits"] = waits_told(waits)
             with self.link.averaged():
                 line |= self._evaluate()
         self.last = line
@@ -247,6 +254,7 @@ class Loop:
             stopped=stopped,
             clipped_share=self._clipped_share(stats),
             weights_sha256=digest(self.work.model),
+            waits=self.waits,
         )
 
 
