@@ -101,7 +101,6 @@ class Loop:
         self.step, self.totals = 0, Totals()
         self.meter = Meter(place.device, self.totals, self.ways.clock)
         self._look_every = 1
-        # Of this start of the run: what was waited before it was resumed may have been for another rank.
         self.waits: laconic.Waits | None = None
         self.last: dict[str, Any] = {}
         self.scores: dict[str, float] = {}
@@ -203,15 +202,21 @@ class Loop:
         if in_full:
             line["layers"] = {layer.name: layer.density for layer in stats.layers}
         if evaluate:
-            waits = self.link.waits()
-            self.waits = waits if self.waits is None else self.waits + waits
-            line["waits"] = waits_told(waits)
+            line["waits"] = self._ask_waits()
             with self.link.averaged():
                 line |= self._evaluate()
         self.last = line
         if self.place.rank == 0:
             self.folder.add(line)
         watcher.line(line)
+
+    def _ask_waits(self) -> dict[str, Any]:
+        """Hear how long ranks have waited since the last evaluation, and add it up over the run."""
+        before = self.link.transport.wire_bytes
+        waits = self.link.waits()
+        self.totals.waits_bytes += self.link.transport.wire_bytes - before
+        self.waits = waits if self.waits is None else self.waits + waits
+        return waits_told(waits)
 
     def _clipped_share(self, stats: laconic.Stats) -> float:
         if self.method.local is not None:

@@ -83,7 +83,9 @@ def _ask(group: dist.ProcessGroup, key: str, rank: int, found: Found, *, ranks: 
     """Write this rank's word, and read the others' as they come."""
     try:
         # A connection of its own: a client that waits for ever would keep the group's own store from its users.
-        store = group.get_group_store().clone()  # type: ignore[attr-defined]
+        own = group.get_group_store()
+        # Older releases cannot make one.
+        store = getattr(own, "clone", lambda: own)()
         store.set(f"{key}/{rank}", json.dumps(asdict(found.heard[rank])))
         missing = [other for other in range(ranks) if other != rank]
         pause = min(max(_PAUSE_SECONDS, ranks / _RANKS_A_SECOND), seconds / 2)
