@@ -52,7 +52,7 @@ from laconic.methods import (
     topk_sgd,
 )
 from laconic.resharding import resharded
-from laconic.stats import Layer, Measurement, Stats, Tuning
+from laconic.stats import Layer, Measurement, Stats, Tuning, Waits
 from laconic.tuners import Budget, Cat, Constant, Progress, Relief, Stages, TargetDensity, Warmup
 
 __all__ = [
@@ -111,6 +111,7 @@ __all__ = [
     "TopK",
     "Tuning",
     "TwoLevel",
+    "Waits",
     "Warmup",
     "WireError",
     "adacomp",

@@ -69,6 +69,61 @@ class Tuning:
         return self.gain / self.cost if self.cost else nan
 
 
+# Who waited longer than another by less than this is taken to have waited as long.
+_NOISE_SHARE, _NOISE_SECONDS = 0.1, 0.1
+_MOST_NAMED = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waits:
+    """How many ``seconds`` each rank waited in exchanges, of the ``of_seconds`` since ranks last told each other.
+
+    A slow rank is the one that waits least, while the others wait for it. What all wait for alike is the network.
+
+    >>> print(Waits(seconds=(2.2, 2.2, 0.1, 2.2), of_seconds=10.0))
+    ranks 0, 1 and 3 waited 2.1 s of 10.0 s for rank 2
+    """
+
+    seconds: tuple[float, ...]
+    of_seconds: float
+
+    @property
+    def slowest(self) -> int | None:
+        """The rank that waited least, if more than half of the others wait for it; None where no one is slow."""
+        least = self.seconds.index(min(self.seconds))
+        return least if 2 * len(self._longer_than(least)) > len(self.seconds) - 1 else None
+
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        """The ranks that wait for the slowest: they waited longer by a tenth of the time, and by 0.1 s, or more."""
+        return () if self.slowest is None else self._longer_than(self.slowest)
+
+    def __add__(self, other: Waits) -> Waits:
+        seconds = tuple(a + b for a, b in zip(self.seconds, other.seconds, strict=True))
+        return Waits(seconds=seconds, of_seconds=self.of_seconds + other.of_seconds)
+
+    def __str__(self) -> str:
+        slowest, waiting, whole = self.slowest, self.waiting, f"{self.of_seconds:.1f} s"
+        if len(self.seconds) == 1:
+            return "one rank alone waits for nobody"
+        if slowest is None:
+            return f"ranks waited {min(self.seconds):.1f} to {max(self.seconds):.1f} s of {whole}, for no one rank"
+        for_it = sum(self.seconds[rank] for rank in waiting) / len(waiting) - self.seconds[slowest]
+        return f"{_named(waiting)} waited {for_it:.1f} s of {whole} for rank {slowest}"
+
+    def _longer_than(self, rank: int) -> tuple[int, ...]:
+        noise = max(_NOISE_SHARE * self.of_seconds, _NOISE_SECONDS)
+        return tuple(r for r, seconds in enumerate(self.seconds) if seconds - self.seconds[rank] >= noise)
+
+
+def _named(ranks: tuple[int, ...]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > _MOST_NAMED:
+        return f"{len(ranks)} ranks"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
 @dataclass
 class Counters:
     """What a reducer adds up step by step, and saves."""
@@ -105,7 +160,8 @@ class Stats:
     ``drift`` is how far this rank's model was from the mean of all at the last sync and ``drift_bound`` how far it
     can have been (2 * gamma * I; infinite without clipping), ``clipped_share`` the share of steps that were
     clipped; a step with an infinity is skipped by its rank alone. ``look_bytes`` were sent for ``link.averaged()``
-    and to compare models (``check_every``), and are not in ``wire_bytes``.
+    and ``link.waits()`` and to compare models (``check_every``), and are not in ``wire_bytes``. ``waits`` is what
+    ``link.waits()`` returned last.
     """
 
     steps: int
@@ -131,6 +187,7 @@ class Stats:
     history: tuple[Measurement, ...] = field(default=(), repr=False)
     layers: tuple[Layer, ...] = field(default=(), repr=False)
     tuning: Tuning | None = None
+    waits: Waits | None = None
 
     @property
     def ratio(self) -> float:

@@ -67,7 +67,7 @@ RUNS = {
     "rows": (2, _spec(task=Logreg(), method="sdagc")),
 }
 # How often ranks ask each other whether to stop depends on how long steps take.
-TIMED = {"seconds", "data_share", "step_seconds", "lab_bytes"}
+TIMED = {"seconds", "data_share", "step_seconds", "lab_bytes", "waits"}
 
 
 def _untimed(numbers: dict) -> dict:
@@ -244,6 +244,7 @@ def test_a_run_that_cannot_be_made_is_passed_over(tmp_path):
     report = ranks[0].value
     assert [result["label"] for result in report.results] == ["dense", "topk"]
     assert report.error.startswith("sdagc: cifar10 is not in")
-    # Of its own each: two sums a line, four an evaluation, and two whenever ranks ask each other whether to stop.
-    least = 8 * (2 * 4 + 4 * 2 + 2 * 4)
+    # Of its own each: two sums a line, four an evaluation and two of waits, and two whenever ranks ask each other
+    # whether to stop.
+    least = 8 * (2 * 4 + 4 * 2 + 2 * 2 + 2 * 4)
     assert all(least <= result["lab_bytes"] <= least + 8 * 2 * 5 for result in report.results)

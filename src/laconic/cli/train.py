@@ -19,6 +19,7 @@ from laconic.lab.spec import Spec
 from laconic.lab.tasks import Lm, Logreg, Speech, Vision
 from laconic.lab.training import Training
 from laconic.lab.tuning import in_words
+from laconic.lab.waits import slow_rank
 
 # What may differ where a run goes on.
 _OF_THE_PLACE = ("workers", "device", "data_home")
@@ -147,5 +148,7 @@ def _print(result: dict[str, Any], folder: Path) -> None:
     )
     if "tuning" in result:
         console.print(f"at the end {in_words(result['tuning'])}")
+    if (slow := slow_rank(result)) is not None:
+        console.print(f"a rank is slow: {slow}")
     more = f"laconic report {folder}" if result["finished"] else f"laconic train --resume {folder}"
     console.print(f"{folder}: spec.json, environment.json, steps.jsonl, checkpoints, result.json. Next: {more}")

@@ -152,7 +152,7 @@ class _Making:
         link = Link(reducer, transport, identity, parameters, optimizer, scaler, moved, rounds, seconds, check)
         if ddp is None:
             check_buffers(module)
-        link.install(_surface(model, link, rounds))
+        link.install(_surface(model, link, rounds), self.clock)
         _attached[optimizer] = weakref.ref(link)
         return link
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Container
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from laconic.errors import LaconicError
 from laconic.method import Method
 
 
@@ -140,3 +142,15 @@ def _check_sparse(module: torch.nn.Module) -> None:
                 f"{name or type(m).__name__} makes sparse gradients (sparse=True), which have no fixed layout to "
                 f"select from. Use sparse=False: laconic sends only what is worth sending anyway."
             )
+
+
+def refuse_newcomers(optimizer: torch.optim.Optimizer, known: Container[int]) -> None:
+    """Refuse parameters that came to the optimizer, or began to train, after attach: ``known`` has other ids."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if p.grad is not None and id(p) not in known:
+                raise LaconicError(
+                    f"a parameter of shape {tuple(p.shape)} has a gradient but was frozen or absent at "
+                    f"attach: it would differ between ranks. Call link.detach() and attach again "
+                    f"(under DDP: wrap the model anew first)."
+                )

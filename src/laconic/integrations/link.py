@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from math import inf, isnan
 from types import TracebackType
@@ -17,15 +17,17 @@ from laconic import kernels
 from laconic.errors import LaconicError
 from laconic.handshake import Identity, handshake
 from laconic.integrations.amp import Watch, guard_scaler, refuse_other_scalers, release_scaler
+from laconic.integrations.checks import refuse_newcomers
 from laconic.integrations.momentum import MovedMomentum
 from laconic.integrations.replicas import ReplicaCheck
 from laconic.integrations.surface import Surface
+from laconic.integrations.waiting import Waiting
 from laconic.integrations.wire import Wire
 from laconic.layout import unusual_layouts
 from laconic.method import Method
 from laconic.reducer import Reducer
 from laconic.rounds import Rounds
-from laconic.stats import Stats
+from laconic.stats import Stats, Waits
 
 
 class Link:
@@ -48,6 +50,7 @@ class Link:
         self.transport = transport
         self._identity, self.scaler, self._moved, self.rounds = identity, scaler, moved, rounds
         self._replicas = replicas
+        self._waiting = Waiting(transport, next(iter(parameters.values())).device)
         self._names = {id(p): name for name, p in parameters.items()}
         self._surface: Surface | None = None
         self._handles: list[RemovableHandle] = []
@@ -72,9 +75,11 @@ class Link:
         """The truth so far: bytes, ratio, density, what is owed, steps skipped, seconds."""
         numbers = self.reducer.stats()
         numbers = numbers if self.rounds is None else self.rounds.stats(numbers)
+        compared = 0 if self._replicas is None else self._replicas.traffic.wire_bytes
         return replace(
             numbers,
-            look_bytes=numbers.look_bytes + (0 if self._replicas is None else self._replicas.traffic.wire_bytes),
+            look_bytes=numbers.look_bytes + compared + self._waiting.wire_bytes,
+            waits=self._waiting.told,
             setup_bytes=self._setup_bytes,
             kernels=kernels.in_use(next(iter(self.parameters.values())).device),
             compile_seconds=self._compile_seconds,
@@ -151,12 +156,18 @@ class Link:
         Within a round of local steps that is the mean of the ranks' models, for which every rank must enter;
         afterwards each has its own again. Methods that exchange in every step always have it.
         """
-        if self.rounds is None:
+        if self.rounds is not None:
+            self._refuse_detached("averaged")
+        with self._waiting.paused(), nullcontext() if self.rounds is None else self.rounds.averaged():
             yield
-            return
-        self._refuse_detached("averaged")
-        with self.rounds.averaged():
-            yield
+
+    def waits(self) -> Waits:
+        """Return how long each rank waited in exchanges since the last call, and which one the others wait for.
+
+        Every rank must call it at the same point. What goes by inside ``averaged`` is not counted.
+        """
+        self._refuse_detached("waits")
+        return self._waiting.tell()
 
     def detach(self) -> None:
         """Stop: module, optimizer and scaler are as before, and gradients of DDP are plainly averaged again.
@@ -188,8 +199,8 @@ class Link:
     def __repr__(self) -> str:
         return f"Link({self.method.name}, rank {self.transport.rank} of {self.transport.world_size}, {self.stats})"
 
-    def install(self, surface: Surface) -> None:
-        """Check that all ranks agree, then put the method to work. Called by ``attach``."""
+    def install(self, surface: Surface, clock: Callable[[], float]) -> None:
+        """Check that all ranks agree, then put the method to work, timed by a clock. Called by ``attach``."""
         self._shake_hands(self._identity)
         self.transport.connect()
         surface.install()
@@ -206,6 +217,7 @@ class Link:
         if self.scaler is not None:
             watch = Watch(surface.before_look, self._after_attempt, self._after_update)
             guard_scaler(self.scaler, self.optimizer, watch)
+        self._waiting.begin(clock)
 
     def open_step(self) -> None:
         """Begin a step of the reducer with the learning rates and the loss scale of this moment."""
@@ -251,7 +263,7 @@ class Link:
                 "the optimizer was given a closure, which would make gradients after laconic has looked at them. "
                 "Call backward() before step(), without a closure."
             )
-        self._refuse_newcomers()
+        refuse_newcomers(self.optimizer, self._names)
         if self._moved is not None:
             self._moved.refresh()
         self._exchanged = False
@@ -277,14 +289,3 @@ class Link:
     def _refuse_detached(self, what: str) -> None:
         if self._surface is None:
             raise LaconicError(f"link.{what}() was called after detach(): call it before, while ranks still sync.")
-
-    def _refuse_newcomers(self) -> None:
-        """Refuse parameters that came to the optimizer, or began to train, after attach."""
-        for group in self.optimizer.param_groups:
-            for p in group["params"]:
-                if p.grad is not None and id(p) not in self._names:
-                    raise LaconicError(
-                        f"a parameter of shape {tuple(p.shape)} has a gradient but was frozen or absent at "
-                        f"attach: it would differ between ranks. Call link.detach() and attach again "
-                        f"(under DDP: wrap the model anew first)."
-                    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +28,7 @@ def save(loop: Loop) -> None:
     if place.rank == 0:
         shared = {"ranks": place.ranks, "totals": loop.totals.as_dict(), "scores": loop.scores, "last": loop.last}
         shared["epoch"] = loop.totals.epochs_at(loop.step, loop.work.steps_per_epoch)
+        shared["waits"] = None if loop.waits is None else asdict(loop.waits)
         folder.save_rank(loop.step, "shared", own | shared)
     loop.talk.wait()
     if place.rank == 0:
@@ -49,6 +51,10 @@ def go_on(loop: Loop, step: int) -> None:
     loop.totals, loop.step = Totals(**shared["totals"]), step
     loop.meter = Meter(place.device, loop.totals, loop.ways.clock)
     loop.scores, loop.last = shared["scores"], shared["last"]
+    # The link that counted them is gone.
+    loop.totals.lab_bytes, loop.totals.waits_bytes = loop.totals.lab_bytes + loop.totals.waits_bytes, 0
+    waits = shared.get("waits") if wrote == place.ranks else None
+    loop.waits = None if waits is None else laconic.Waits(**waits)
     if wrote == place.ranks:
         loop.work.load_state_dict(mine["work"])
         loop.meter.load_state_dict(mine["meter"])

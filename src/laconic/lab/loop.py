@@ -21,6 +21,7 @@ from laconic.lab.signals import StopWish
 from laconic.lab.talk import Talking
 from laconic.lab.training import Course
 from laconic.lab.tuning import told
+from laconic.lab.waits import told as waits_told
 from laconic.lab.work import Place, Tally, Work
 from laconic.lab.wrapping import in_buckets, settle_buckets
 
@@ -48,6 +49,7 @@ class Outcome:
     stopped: bool
     clipped_share: float
     weights_sha256: str
+    waits: laconic.Waits | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +101,7 @@ class Loop:
         self.step, self.totals = 0, Totals()
         self.meter = Meter(place.device, self.totals, self.ways.clock)
         self._look_every = 1
+        self.waits: laconic.Waits | None = None
         self.last: dict[str, Any] = {}
         self.scores: dict[str, float] = {}
 
@@ -199,12 +202,21 @@ class Loop:
         if in_full:
             line["layers"] = {layer.name: layer.density for layer in stats.layers}
         if evaluate:
+            line["waits"] = self._ask_waits()
             with self.link.averaged():
                 line |= self._evaluate()
         self.last = line
         if self.place.rank == 0:
             self.folder.add(line)
         watcher.line(line)
+
+    def _ask_waits(self) -> dict[str, Any]:
+        """Hear how long ranks have waited since the last evaluation, and add it up over the run."""
+        before = self.link.transport.wire_bytes
+        waits = self.link.waits()
+        self.totals.waits_bytes += self.link.transport.wire_bytes - before
+        self.waits = waits if self.waits is None else self.waits + waits
+        return waits_told(waits)
 
     def _clipped_share(self, stats: laconic.Stats) -> float:
         if self.method.local is not None:
@@ -247,6 +259,7 @@ class Loop:
             stopped=stopped,
             clipped_share=self._clipped_share(stats),
             weights_sha256=digest(self.work.model),
+            waits=self.waits,
         )
 
 

@@ -50,7 +50,8 @@ class WallClock:
 class Totals:
     """What is added up over a whole run, and saved with it. Seconds are those of training, without evaluation.
 
-    ``epochs_before`` had gone by at ``steps_before``, when the number of ranks changed last.
+    ``epochs_before`` had gone by at ``steps_before``, when the number of ranks changed last. ``waits_bytes`` were
+    sent for ``link.waits()`` since the run was started or resumed last; the link counts them too, until it ends.
     """
 
     seconds: float = 0.0
@@ -62,6 +63,7 @@ class Totals:
     lab_bytes: int = 0
     steps_before: int = 0
     epochs_before: float = 0.0
+    waits_bytes: int = 0
 
     def epochs_at(self, step: int, steps_per_epoch: int) -> float:
         """Return how many epochs have gone by after a step."""

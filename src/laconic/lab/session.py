@@ -26,6 +26,7 @@ from laconic.lab.spec import Spec
 from laconic.lab.talk import Talk, Talking
 from laconic.lab.training import Course
 from laconic.lab.tuning import told
+from laconic.lab.waits import told as waits_told
 from laconic.lab.work import Place, Work
 
 T = TypeVar("T")
@@ -208,4 +209,5 @@ def _result(trial: Trial, loop: Loop, outcome: Outcome) -> dict[str, Any]:
         "what": said.what,
         "paper": said.paper,
         "settings": repr(loop.method),
+        "waits": None if outcome.waits is None else waits_told(outcome.waits),
     } | ({} if stats.tuning is None else {"tuning": told(stats.tuning, curve=True)})

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from laconic.lab.report.amounts import number, rate
+from laconic.lab.waits import slow_rank
 from laconic.lab.work import Metric
 
 # Where nobody watches a bar: seconds between lines.
@@ -89,19 +90,21 @@ class Follower:
 def note_of(line: dict[str, Any], score: str) -> str:
     """Say in a few words how a run stands; ``data`` is the share of time spent waiting for it.
 
-    Where a tuner weighs what is sent: T, the entries a rank that it chose, and the link's rate as it was fitted.
+    Where a tuner weighs what is sent: T, the entries a rank that it chose, and the link's rate as it was fitted. At
+    an evaluation: the rank that the others wait for, if there is one.
 
     >>> note_of({"loss": 1.5, "wire_bytes": 2e6, "dense_bytes": 8e6, "step_seconds": 0.01, "data_share": 0.002}, "")
     'loss 1.500  2.0 MB  4.0x  10.0 ms/step  data 0.2%'
     """
     # A rank that is alone sends nothing.
     ratio = f"  {line['dense_bytes'] / line['wire_bytes']:.1f}x" if line["wire_bytes"] else ""
+    slow = f"  slow: rank {line['waits']['slowest']}" if slow_rank(line) else ""
     chosen = f"  T {line['count']:,.0f}" if "count" in line else ""
     speed = number(line.get("bits_per_second"))
     link = f" at {rate(speed)}" if speed is not None else ""
     return (
         f"loss {line['loss']:.3f}{score}  {line['wire_bytes'] / 1e6:.1f} MB{ratio}{chosen}{link}  "
-        f"{1e3 * line['step_seconds']:.1f} ms/step  data {line['data_share']:.1%}"
+        f"{1e3 * line['step_seconds']:.1f} ms/step  data {line['data_share']:.1%}{slow}"
     )
 
 

@@ -31,6 +31,7 @@ from laconic.collectives import (
     passed_on,
 )
 from laconic.errors import ExchangeError
+from laconic.transports import roll_call
 
 T = TypeVar("T")
 
@@ -82,6 +83,7 @@ class ProcessGroupTransport:
         self.blocked_seconds = 0.0
         self._running: deque[_Running] = deque()
         self._world = _Circle(ranks=self.world_size, place=self.rank, group=group)
+        roll_call.enroll(group)
 
     def connect(self) -> None:
         """Make the groups of the nodes and of their first ranks, on every rank at the same point.
@@ -237,6 +239,7 @@ class ProcessGroupTransport:
     def _lost(self, label: str, error: Exception) -> str:
         return (
             f"rank {self.rank} of {self.world_size} waited in vain in {label}: {error} "
+            f"{roll_call.hold(self._group, self.rank, label, error)} "
             f"A peer has died, stalled past the group's timeout, or left its loop; look at the other ranks' logs."
         )
 

@@ -10,6 +10,7 @@ from laconic.lab.report.figures import AXES
 from laconic.lab.report.markup import results_table, settings_tables
 from laconic.lab.report.read import Run
 from laconic.lab.tuning import in_words
+from laconic.lab.waits import slow_rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,8 @@ def methods(runs: Sequence[Run]) -> str:
         lines = [(what, "{}"), (paper, "<small>{}</small>"), (settings, "<code>{}</code>")]
         if isinstance(tuning := run.result.get("tuning"), Mapping):
             lines.append((f"At the end {in_words(tuning)}.", "{}"))
+        if (slow := slow_rank(run.result)) is not None:
+            lines.append((f"A rank was slow: {slow}.", "{}"))
         told = "".join(f"<p>{form.format(escape(text))}</p>" for text, form in lines if text)
         parts.append(f"<div><h3>{escape(run.label)}</h3>{told}</div>")
     return _section("What each method is", f'<div class="methods">{"".join(parts)}</div>')
