@@ -176,8 +176,10 @@ def series_of(name: str) -> str:
 
     >>> series_of("led 0.3%, 1 bit, ahead, I=4"), series_of("celgc I=4 led 10% int4")
     ('led, 1 bit, ahead', 'celgc led int4')
+    >>> series_of("led 1%, ahead, I=4, outer momentum")
+    'led, ahead, outer momentum'
     """
-    return re.sub(r"\s+(?=,|$)|(?<= )\s+|,\s*$", "", SETTING.sub("", name))
+    return re.sub(r"\s+(?=,|$)|(?<= )\s+|,\s*$|,(?=\s*,)", "", SETTING.sub("", name))
 
 
 def telling(summaries: Sequence[Summary]) -> list[Summary]:
