@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 
-.PHONY: demo test clean
+.PHONY: demo test audit clean
 
 demo: $(READY)
 	$(VENV)/bin/laconic compare lm --methods dense,topk:memory=update,dgc:density=0.01,sdagc,celgc,spartan --workers 4 --out runs/demo-$$(date +%Y%m%d-%H%M%S)
@@ -11,10 +11,16 @@ demo: $(READY)
 test: $(READY)
 	scripts/check
 
+# Asks a database of known flaws, over the network, whether one of the pinned versions is in it.
+audit:
+	$(PYTHON) -m venv $(VENV)-audit
+	$(VENV)-audit/bin/pip install --quiet --disable-pip-version-check pip-audit
+	$(VENV)-audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip
+
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-audit .mypy_cache .pytest_cache .ruff_cache .hypothesis
