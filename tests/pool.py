@@ -54,7 +54,7 @@ class Pool:
         store = os.path.join(tempfile.mkdtemp(), "store")
         self._pipes, self._processes = [], []
         for rank in range(SIZE):
-            pipe, process = _launch(_serve, rank, store)
+            pipe, process = launch(_serve, rank, store)
             self._pipes.append(pipe)
             self._processes.append(process)
 
@@ -99,7 +99,7 @@ def run_alone(
 ) -> list[Outcome]:
     """Call ``job(group, *args)`` on fresh processes; return how each ended within so many seconds."""
     store = os.path.join(tempfile.mkdtemp(), "store")
-    started = [_launch(_serve_once, rank, ranks, store, timeout_seconds, job, args) for rank in range(ranks)]
+    started = [launch(_serve_once, rank, ranks, store, timeout_seconds, job, args) for rank in range(ranks)]
     last = time.monotonic() + within_seconds
     answers: dict[Any, tuple[Any, str, str]] = {}
     for pipe, _ in started:
@@ -116,7 +116,7 @@ def run_alone(
     return outcomes
 
 
-def _launch(target: Callable[..., None], *args: Any) -> tuple[Any, Any]:
+def launch(target: Callable[..., None], *args: Any) -> tuple[Any, Any]:
     ours, theirs = _context.Pipe()
     process = _context.Process(target=target, args=(*args, theirs), daemon=True)
     process.start()

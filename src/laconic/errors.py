@@ -27,6 +27,13 @@ class WireError(LaconicError):
     """A message is malformed: wrong size, count or position."""
 
 
+def loss_untold(method: str) -> LaconicError:
+    """Return what to raise where a method follows the loss, and nobody has told it one."""
+    return LaconicError(
+        f"the law of {method} follows the loss, and none was told. Call link.observe(loss) before loss.backward()."
+    )
+
+
 def broken_off(step: int) -> LaconicError:
     """Return what to raise where a step was begun, did not come to its end, and another is asked for."""
     return LaconicError(

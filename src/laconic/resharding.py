@@ -53,6 +53,11 @@ def resharded(
     return [dict(state) for state in new for _ in range(size)]
 
 
+def regrouped(state: State, *, ranks: int) -> dict[str, Any]:
+    """Return the state of a rank that goes on with what it owes among so many, others having come or gone."""
+    return _merged([state], stretch(1, 1, 0), nodes=ranks)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Share:
     """Which old rank a new one takes over, and how much of the new one that makes."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import uuid
 from contextlib import redirect_stdout
+from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 
@@ -74,6 +75,14 @@ def test_the_plain_example_resumes_to_the_same_bits():
     out = _launched(EXAMPLES[[p.name for p in EXAMPLES].index("plain_loop.py")])
     straight, resumed = re.search(r"loss ([\d.e-]+) without a stop, ([\d.e-]+) resumed", out).groups()
     assert straight == resumed
+
+
+@pytest.mark.skipif(find_spec("torchft") is None, reason="torchft has no wheel for this Python")
+def test_the_example_of_workers_that_come_and_go_ends_with_one_model():
+    out = _launched(EXAMPLES[[p.name for p in EXAMPLES].index("quorum.py")])
+    losses = [float(x) for x in re.findall(r"2 workers, loss ([\d.]+)", out)]
+    assert losses[-1] < losses[0]
+    assert len(set(re.findall(r"the sum (-?[\d.]+)", out))) == 1
 
 
 def test_the_example_of_local_steps_ends_with_one_model_after_unlike_numbers_of_batches():

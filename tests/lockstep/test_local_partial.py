@@ -34,14 +34,14 @@ def test_those_that_do_not_take_part_send_no_drift_and_have_the_same_model(send,
     def job(rank: Rank):
         rows = []
         for step in range(12):
-            senders, before = rank.rounds.senders, rank.stats.wire_bytes - rank.rounds._meeting.traffic.wire_bytes
+            senders, before = rank.rounds.senders, rank.stats.wire_bytes - rank.rounds.meeting.traffic.wire_bytes
             start = rank.x
             taken = rank.follow(draw(rank.rank, step))
             assert taken == (rank.rank in senders)
             if rank.now.in_round:
                 assert torch.equal(start, rank.x) == (not taken)
             else:
-                sent = rank.stats.wire_bytes - rank.rounds._meeting.traffic.wire_bytes - before
+                sent = rank.stats.wire_bytes - rank.rounds.meeting.traffic.wire_bytes - before
                 rows.append((senders, sent, rank.x))
         return rows
 

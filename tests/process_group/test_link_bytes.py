@@ -110,8 +110,8 @@ class Listener:
     def all_to_all_single(self, out, send, heard, given):
         return send.nbytes - given[self.rank] * send.element_size()
 
-    def broadcast(self, tensor, first):
-        having, sends = [first], 0
+    def broadcast(self, tensor, group_src):
+        having, sends = [group_src], 0
         while len(having) < self.ranks:
             told = [(rank, (rank + len(having)) % self.ranks) for rank in having][: self.ranks - len(having)]
             sends += sum(teller == self.rank for teller, _ in told)
@@ -124,9 +124,9 @@ class Listener:
         calls = {"gather": process_group._all_gather} | {name: getattr(dist, name) for name in named}
 
         def heard(name):
-            def listening(*args, group=None, async_op=False):
-                self.bytes += getattr(self, name)(*args)
-                return calls[name](*args, group=group, async_op=async_op)
+            def listening(*args, group=None, async_op=False, **more):
+                self.bytes += getattr(self, name)(*args, **more)
+                return calls[name](*args, group=group, async_op=async_op, **more)
 
             return listening
 

@@ -82,7 +82,7 @@ def attach(
     method = on_nodes(method, dist.get_process_group_ranks(talking))
     transport = ProcessGroupTransport(talking, device, node_size=node_size_of(method))
     check_settings(check_every, on_difference, method.local)
-    making = _Making(transport, scaler, measure_every, track_age, time.perf_counter, check_every, on_difference)
+    making = Making(transport, scaler, measure_every, track_age, time.perf_counter, check_every, on_difference)
     link = making.link(model, optimizer, method, parameters)
     if chosen and link.rounds is not None and transport.rank == 0:
         _log.warning(
@@ -106,12 +106,12 @@ def attach_over(
     ddp = _check(model, optimizer, method, None, 0)
     module = model if ddp is None else cast("torch.nn.Module", ddp.module)
     parameters = check_parameters(module, optimizer, every_trainable=ddp is not None)
-    making = _Making(transport, scaler=None, measure_every=0, track_age=False, clock=clock)
+    making = Making(transport, scaler=None, measure_every=0, track_age=False, clock=clock)
     return making.link(model, optimizer, method, parameters)
 
 
 @dataclass(frozen=True)
-class _Making:
+class Making:
     """How a link is made, whatever the module, the optimizer and the method are."""
 
     transport: Wire
@@ -143,7 +143,7 @@ class _Making:
         identity = _identity(
             f"{method} ({kind}, measured every {self.measure_every}, {self._checks})", module, parameters
         )
-        reducer = self._reducer(method, parameters, identity, velocity=moves)
+        reducer = self.reducer(method, parameters, identity, velocity=moves)
         moved = _moved(optimizer, parameters, reducer) if moves else None
         seconds = _compiled(method, parameters, said=first)
         local = method.local is not None
@@ -161,7 +161,7 @@ class _Making:
         parts = (lambda: parameters) if rounds is None else rounds.agreed
         return ReplicaCheck(parts, self.transport, every=self.check_every, then=self.on_difference)
 
-    def _reducer(
+    def reducer(
         self,
         method: Method,
         parameters: Mapping[str, torch.nn.Parameter],
@@ -169,6 +169,7 @@ class _Making:
         *,
         velocity: bool,
     ) -> Reducer:
+        """Return what remembers and exchanges for this transport."""
         tensors = list(parameters.values())
         return Reducer(
             method,

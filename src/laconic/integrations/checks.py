@@ -124,6 +124,31 @@ def check_local(
         )
 
 
+def check_quorum(model: torch.nn.Module, method: Method) -> None:
+    """Refuse what cannot be done by meetings at the ends of rounds alone."""
+    local = method.local
+    if local is None:
+        raise ValueError(
+            f"{method.name} exchanges in every step, and a worker that is lost would stop the others there. Use a "
+            f"method of local steps, such as laconic.celgc(16), or restart from checkpoints (--elastic)."
+        )
+    if isinstance(model, DistributedDataParallel):
+        raise ValueError("DDP has a group of its own, which ends with any of its ranks. Give the plain module.")
+    talks = {
+        "fragments or delay": local.fragments > 1 or local.delay > 0,
+        "participants": local.participants is not None,
+        "norm_by": local.norm_by != "local",
+        "a correction (EPISODE)": local.correction != "none",
+        "start": local.start != 0,
+    }
+    if any(talks.values()):
+        raise ValueError(
+            f"workers that come and go talk at the ends of rounds alone, and {method.name} has "
+            f"{', '.join(what for what, has in talks.items() if has)}: it talks within a round, or counts on who "
+            f"was there when it began. Use celgc, local_sgd, diloco, sparseloco or spartan without."
+        )
+
+
 def _check_parameter(name: str, p: torch.nn.Parameter) -> None:
     # To import it takes a second; where nobody has, no parameter is of its kind.
     sharding = sys.modules.get("torch.distributed.tensor")

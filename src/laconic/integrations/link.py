@@ -14,7 +14,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from laconic import kernels
-from laconic.errors import LaconicError
+from laconic.errors import LaconicError, loss_untold
 from laconic.handshake import Identity, handshake
 from laconic.integrations.amp import Watch, guard_scaler, refuse_other_scalers, release_scaler
 from laconic.integrations.checks import refuse_newcomers
@@ -48,7 +48,7 @@ class Link:
     ) -> None:
         self.reducer, self.parameters, self.optimizer = reducer, parameters, optimizer
         self.transport = transport
-        self._identity, self.scaler, self._moved, self.rounds = identity, scaler, moved, rounds
+        self.identity, self.scaler, self._moved, self.rounds = identity, scaler, moved, rounds
         self._replicas = replicas
         self._waiting = Waiting(transport, next(iter(parameters.values())).device)
         self._names = {id(p): name for name, p in parameters.items()}
@@ -201,16 +201,12 @@ class Link:
 
     def install(self, surface: Surface, clock: Callable[[], float]) -> None:
         """Check that all ranks agree, then put the method to work, timed by a clock. Called by ``attach``."""
-        self._shake_hands(self._identity)
-        self.transport.connect()
-        surface.install()
+        self._begin(surface)
         if self._moved is not None:
             self._moved.take()
-        self._setup_bytes = self.transport.wire_bytes
-        self._surface = surface
         self._handles = [self.optimizer.register_step_pre_hook(self._before_step)]
         if self.rounds is not None:
-            self._handles.append(self.optimizer.register_step_post_hook(lambda *_: surface.after_step()))
+            self._handles.append(self.optimizer.register_step_post_hook(lambda *_: self._at_work.after_step()))
             self.rounds.after_round = self._replicas or self.rounds.after_round
         elif (check := self._replicas) is not None:
             self._handles.append(self.optimizer.register_step_post_hook(lambda *_: check()))
@@ -219,10 +215,17 @@ class Link:
             guard_scaler(self.scaler, self.optimizer, watch)
         self._waiting.begin(clock)
 
+    def regroup(self, transport: Wire, reducer: Reducer, rounds: Rounds, surface: Surface) -> None:
+        """Go on with other ranks, of local steps, with parts made for them; what these remember is to be loaded."""
+        self._at_work.remove()
+        self.transport, self.reducer, self.rounds = transport, reducer, rounds
+        self._waiting.regroup(transport)
+        self._begin(surface)
+
     def open_step(self) -> None:
         """Begin a step of the reducer with the learning rates and the loss scale of this moment."""
         if self._compare_steps:
-            self._shake_hands(replace(self._identity, method=self.reducer.agreement()))
+            self._shake_hands(replace(self.identity, method=self.reducer.agreement()))
             self._compare_steps = False
         rates = {
             # A parameter that was frozen after attach must not move: what it owes waits, as at rate 0.
@@ -232,10 +235,7 @@ class Link:
             if id(p) in self._names
         }
         if self.method.tuner.needs_loss and isnan(self.reducer.loss):
-            raise LaconicError(
-                f"the law of {self.method.name} follows the loss, and none was told. "
-                f"Call link.observe(loss) before loss.backward()."
-            )
+            raise loss_untold(self.method.name)
         scale = 1.0 if self.scaler is None else self.scaler.get_scale()
         momenta = None if self._moved is None else self._moved.momenta()
         if self._exchanged and self._moved is not None:
@@ -247,6 +247,18 @@ class Link:
         self._exchanged = True
         self.reducer.begin_step(rates=rates, momenta=momenta, grad_scale=scale)
 
+    @property
+    def _at_work(self) -> Surface:
+        assert self._surface is not None
+        return self._surface
+
+    def _begin(self, surface: Surface) -> None:
+        said = self._setup_bytes
+        self._shake_hands(self.identity)
+        self.transport.connect()
+        surface.install()
+        self._surface, self._setup_bytes = surface, said + self.transport.wire_bytes
+
     def _shake_hands(self, identity: Identity) -> None:
         before = self.transport.wire_bytes
         device = next(iter(self.parameters.values())).device
@@ -256,7 +268,6 @@ class Link:
         self._setup_bytes += self.transport.wire_bytes - before
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        assert self._surface is not None
         refuse_other_scalers(self.scaler)
         if any(callable(a) for a in (*args, *kwargs.values())):
             raise LaconicError(
@@ -267,7 +278,7 @@ class Link:
         if self._moved is not None:
             self._moved.refresh()
         self._exchanged = False
-        if not self._surface.before_step():
+        if not self._at_work.before_step():
             # Every torch optimizer passes over parameters without a gradient: no momentum, decay or count moves.
             stepped = [p for group in optimizer.param_groups for p in group["params"]]
             # A step that a rank does not take in a round is none of another optimizer's either.
@@ -277,14 +288,12 @@ class Link:
             self._moved.decay_()
 
     def _after_attempt(self) -> None:
-        assert self._surface is not None
         self._exchanged = False
-        self._surface.after_attempt()
+        self._at_work.after_attempt()
 
     def _after_update(self) -> None:
-        assert self._surface is not None
         self._exchanged = False
-        self._surface.after_update()
+        self._at_work.after_update()
 
     def _refuse_detached(self, what: str) -> None:
         if self._surface is None:

@@ -27,6 +27,11 @@ class Waiting:
         self._clock = clock
         self._blocked_before, self._began = self._transport.blocked_seconds, self._clock()
 
+    def regroup(self, transport: Wire) -> None:
+        """Count from here on what is waited over another transport; what was told is of other ranks."""
+        self._transport, self.told = transport, None
+        self.begin(self._clock)
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Count nothing of what goes by inside a ``with`` block."""

@@ -17,10 +17,12 @@ class Meeting:
         self._transport, self._device = transport, device
         self.traffic = Traffic()
 
-    def table(self, numbers: list[float]) -> list[list[float]]:
+    def table(
+        self, numbers: list[float], what: str = "what ranks tell each other before a sync"
+    ) -> list[list[float]]:
         """Return every rank's numbers, a row a rank."""
         mine = torch.tensor(numbers, dtype=torch.float64).to(self._device)
-        rows = self._hold(AllGather(send=mine.view(torch.uint8)), "what ranks tell each other before a sync")
+        rows = self._hold(AllGather(send=mine.view(torch.uint8)), what)
         table: list[list[float]] = rows.cpu().contiguous().view(torch.float64).tolist()
         return table
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import isfinite
 
+from laconic.collectives import Traffic
 from laconic.rounds.meeting import Meeting
 from laconic.rounds.sync import Agreed, Standing
 from laconic.stats import Stats
@@ -42,6 +43,11 @@ class Progress:
         self.told = True
         if isfinite(loss):
             self.loss_sum, self.loss_count = self.loss_sum + loss, self.loss_count + 1
+
+    def look(self, sent: Traffic) -> None:
+        """Count what a look at the model has cost, apart."""
+        self.look_bytes += sent.wire_bytes
+        self.look_link_bytes += sent.link_bytes
 
     def standing(self, *, rate: float, ends: bool) -> Standing:
         """Return what the other ranks are told before a sync."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from laconic.collectives import Traffic, Transport
-from laconic.errors import LaconicError
+from laconic.errors import loss_untold
 from laconic.local.steps import participants_of
 from laconic.method import Method
 from laconic.reducer import Reducer
@@ -56,11 +56,11 @@ class Rounds:
         self._reducer, self._optimizer = reducer, optimizer
         self._ranks, self._rank = transport.world_size, transport.rank
         self._arena = Arena(parameters)
-        self._meeting = Meeting(transport, next(iter(parameters.values())).device)
-        self._gradients = Gradients(self.local, self._arena, self._meeting, world_size=self._ranks)
-        self._averaging = Averaging(self._arena, self._meeting, clip=self.local.clip)
-        self._sync = Sync(self.local, parameters, reducer, self._meeting, self._ranks)
-        self._care = BufferCare(module, self._meeting, ranks=self._ranks, how=self.local.buffers)
+        self.meeting = Meeting(transport, next(iter(parameters.values())).device)
+        self._gradients = Gradients(self.local, self._arena, self.meeting, world_size=self._ranks)
+        self._averaging = Averaging(self._arena, self.meeting, clip=self.local.clip)
+        self._sync = Sync(self.local, parameters, reducer, self.meeting, self._ranks)
+        self._care = BufferCare(module, self.meeting, ranks=self._ranks, how=self.local.buffers)
         self._pace = Pace(self.local.period)
         self._names = {id(p): name for name, p in parameters.items()}
         self._bytes = sum(p.numel() * p.element_size() for p in parameters.values())
@@ -69,6 +69,8 @@ class Rounds:
         self._before: Tensor | None = None
         self._agreed: Agreed | None = None
         self.after_round: Callable[[], None] = lambda: None
+        # In the place of ``tick``, for one who decides with whom to talk.
+        self.on_tick: Callable[[], None] | None = None
 
     def begin(self) -> None:
         """Take the parameters as they now are, equal on all ranks, for the anchor."""
@@ -83,6 +85,11 @@ class Rounds:
     def every(self) -> int:
         """The steps of this round."""
         return self._pace.every
+
+    @property
+    def due(self) -> bool:
+        """Whether this round's steps are done, and its sync is not."""
+        return self._now.in_round >= self.every
 
     @property
     def every_step(self) -> bool:
@@ -145,7 +152,7 @@ class Rounds:
             if self._takes_step:
                 now.clipped += self._gradients.clipped
                 now.reach += length
-            self._tick()
+            (self.on_tick or self.tick)()
 
     def finish(self) -> None:
         """Complete the round together: return when every rank has come here, with all models equal.
@@ -191,28 +198,22 @@ class Rounds:
     def averaged(self) -> Iterator[None]:
         """Have the model that all ranks agree on, or within a round the mean of theirs. Every rank must enter."""
         with agreed_model(
-            self._arena, self._sync, self._meeting, ranks=self._ranks, in_round=self._now.in_round,
+            self._arena, self._sync, self.meeting, ranks=self._ranks, in_round=self._now.in_round,
             every_step=self.every_step,
         ) as sent:  # fmt: skip
-            self._now.look_bytes += sent.wire_bytes
-            self._now.look_link_bytes += sent.link_bytes
+            self._now.look(sent)
             yield
 
     def stats(self, reduced: Stats) -> Stats:
         """Return the reducer's numbers with those of the rounds in their places."""
         every, dense_bytes = 1 if self.every_step else self.every, self._now.step * self._bytes
-        return with_rounds(reduced, self._now, self._meeting, every=every, dense_bytes=dense_bytes)
+        return with_rounds(reduced, self._now, self.meeting, every=every, dense_bytes=dense_bytes)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where this rank stands, in the middle of a round too; its model is to be saved beside it."""
         sync = self._sync.state_dict() | {"sends": self.senders is None or self._rank in self.senders}
-        return {
-            "progress": asdict(self._now),
-            "pace": self._pace.state_dict(),
-            "gradients": self._gradients.state_dict(),
-            "sync": sync,
-            "meeting": asdict(self._meeting.traffic),
-        }
+        state = {"progress": asdict(self._now), "pace": self._pace.state_dict(), "sync": sync}
+        return state | {"gradients": self._gradients.state_dict(), "meeting": asdict(self.meeting.traffic)}
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Raise ``ValueError`` if a saved state is not one of such rounds."""
@@ -228,7 +229,7 @@ class Rounds:
         self._pace.load_state_dict(state["pace"])
         self._gradients.load_state_dict(state["gradients"])
         self._sync.load_state_dict(state["sync"])
-        self._meeting.traffic = Traffic(**state["meeting"])
+        self.meeting.traffic = Traffic(**state["meeting"])
 
     @property
     def _stride(self) -> int:
@@ -255,14 +256,14 @@ class Rounds:
         now.skipped += verdict == "skip" or (missed and self._measured)
         return verdict == "step"
 
-    def _tick(self) -> None:
+    def tick(self) -> None:
         """Start and end the exchanges that are due after this step."""
         turn, within = divmod(self._now.in_round + self.local.delay, self._stride)
         if within == 0 and turn <= len(self._sync.fragments):
             self._start(turn - 1)
         if self._sync.flying and self._now.in_round % self._stride == 0:
             self._land()
-        if self._now.in_round >= self.every:
+        if self.due:
             self._end_round()
 
     def _start(self, index: int) -> bool:
@@ -271,10 +272,7 @@ class Rounds:
         if now.loss_count:
             self._reducer.loss = now.loss_sum / now.loss_count
         elif self.method.needs_loss and now.worked and not now.told:
-            raise LaconicError(
-                f"the law of {self.method.name} follows the loss, and none was told. "
-                f"Call link.observe(loss) before loss.backward()."
-            )
+            raise loss_untold(self.method.name)
         standing = now.standing(rate=sum(rates) / max(1, len(rates)), ends=self._ends)
         self._agreed = self._sync.start(index, standing, self.senders)
         now.loss_sum, now.loss_count, now.worked, now.told = 0.0, 0, False, False
@@ -293,7 +291,7 @@ class Rounds:
         now = self._now
         self._gradients.end_round(self.senders, rank=self._rank)
         self._care.see_to()
-        optimizer_state.see_to(self.local.optimizer_state, self._optimizer, self._arena, self._meeting)
+        optimizer_state.see_to(self.local.optimizer_state, self._optimizer, self._arena, self.meeting)
         self._pace.end_round(self._agreed)
         now.end_round(self._agreed)
         self.after_round()

@@ -71,6 +71,8 @@ class Sync:
         self.fragments = [Fragment(Arena(part), local.outer) for part in in_turn(parameters, local.fragments)]
         self.flying: list[Fragment] = []
         self._poisoned = False
+        # With which share this rank began its round: what was loaded may be of other ranks, or of another method.
+        self._began = self._share
 
     def take_anchors(self) -> None:
         """Agree on what the parameters are now."""
@@ -81,7 +83,7 @@ class Sync:
         """Start the exchange of a fragment's drift; where all ranks are at their end, of all fragments'."""
         for fragment in self.fragments if standing.ends else [self.fragments[index]]:
             if fragment.holds and not fragment.knows_begin:
-                self._begin(fragment)
+                self._begin(fragment, self._began)
             fragment.measure()
         agreed = self._agree(standing, self.fragments[index], senders)
         if agreed.all_end and not any(agreed.worked):
@@ -135,7 +137,7 @@ class Sync:
             if not self._poisoned:
                 apart += fragment.apart() ** 2
                 fragment.step(fragment.drift)
-            self._begin(fragment)
+            self._begin(fragment, self._share)
             fragment.restart(mix=0.0 if self._poisoned else self._local.mix)
             fragment.flying = False
         for fragment in self.fragments if last else ():
@@ -156,7 +158,7 @@ class Sync:
         marks = [[part.holds, part.worked, part.mixed, part.walked] for part in self.fragments]
         # With these another number of ranks knows where each began.
         frozen = [name for fragment in self.fragments for name in fragment.frozen()]
-        begin = {"share": self._share, "frozen": frozen}
+        begin = {"share": self._began, "frozen": frozen}
         return {"fragments": parts, "marks": marks, "poisoned": self._poisoned} | begin
 
     def check(self, state: Mapping[str, Any]) -> None:
@@ -180,6 +182,7 @@ class Sync:
             for fragment in self.fragments:
                 fragment.restart(mix=0.0)
         self.flying, self._poisoned = [f for f in self.fragments if f.flying], state["poisoned"]
+        self._began = state.get("share", self._share)
 
     def _agree(self, standing: Standing, fragment: Fragment, senders: tuple[int, ...] | None) -> Agreed:
         # Names too: another link may have a sync of its own in this group.
@@ -215,12 +218,11 @@ class Sync:
         sending = min(self._local.participants or self._ranks, self._ranks)
         return 1 / sending if self._local.restart is None else self._local.restart
 
-    def _begin(self, fragment: Fragment) -> None:
-        """Say where this rank begins: at the anchor, or there minus its share of what it owes."""
-        # What was loaded may be of a method that held something back.
-        fragment.holds = False
-        if self._share:
-            fragment.hold_back(self._reducer.owed(fragment.arena.segments, out=fragment.begin), self._share)
+    def _begin(self, fragment: Fragment, share: float) -> None:
+        """Say where this rank begins: at the anchor, or there minus this share of what it owes."""
+        fragment.holds, self._began = False, share
+        if share:
+            fragment.hold_back(self._reducer.owed(fragment.arena.segments, out=fragment.begin), share)
 
 
 def _refuse_looks_at_syncs(numbers: list[float]) -> None:

@@ -76,8 +76,8 @@ class ProcessGroupTransport:
     def __init__(self, group: dist.ProcessGroup, device: torch.device, *, node_size: int = 1) -> None:
         self._group = group
         self._device = device
-        self.rank = dist.get_rank(group)
-        self.world_size, self.node_size = dist.get_world_size(group), node_size
+        # Of the group itself: one that torch.distributed does not list, a quorum's, has them too.
+        self.rank, self.world_size, self.node_size = group.rank(), group.size(), node_size
         check_node_size(node_size, self.world_size)
         self.wire_bytes = self.link_bytes = self.node_bytes = self.collectives = 0
         self.blocked_seconds = 0.0
@@ -126,7 +126,7 @@ class ProcessGroupTransport:
             self.link_bytes += size * passed_on(self.rank, self.world_size)
             self.collectives += 1
             try:
-                dist.broadcast(tensor, dist.get_global_rank(self._group, 0), group=self._group)
+                dist.broadcast(tensor, group=self._group, group_src=0)
             except RuntimeError as error:
                 raise ExchangeError(self._lost("the broadcast of the first rank's model", error)) from error
 
@@ -186,8 +186,7 @@ class ProcessGroupTransport:
             # One alone need not hand its message over as often as there are ranks.
             row = send.clone() if given else torch.empty(size, dtype=send.dtype, device=send.device)
             running.reply, running.lent = row.view(1, size), [(row, _holders(row))]
-            first = dist.get_global_rank(circle.group or self._group, senders[0])
-            running.work = dist.broadcast(row, first, group=circle.group, async_op=True)
+            running.work = dist.broadcast(row, group=circle.group, group_src=senders[0], async_op=True)
             return
         every = send.repeat(ranks) if given else send
         rows = torch.empty(len(senders) * size, dtype=send.dtype, device=send.device)

@@ -1,0 +1,323 @@
+"""Workers that come and go without a restart, over torchft: real processes, a real lighthouse, real deaths."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import traceback
+from functools import partial
+from importlib.util import find_spec
+from typing import ClassVar
+
+import pytest
+import torch
+
+import laconic
+from laconic.errors import ExchangeError
+from pool import launch
+
+pytestmark = pytest.mark.skipif(find_spec("torchft") is None, reason="torchft has no wheel for this Python")
+
+EVERY = 4
+TABLE, VOTE = "what ranks tell each other before a sync", "the vote that ends a round"
+METHOD = laconic.celgc(EVERY, clip=1.0, restart=None, send=laconic.topk(0.1, whole_below=0))
+
+
+def _lighthouse(port, pipe):
+    from torchft.coordination import LighthouseServer
+
+    server = LighthouseServer(
+        bind=f"127.0.0.1:{port}", min_replicas=2, join_timeout_ms=5000, quorum_tick_ms=10, heartbeat_timeout_ms=1000
+    )
+    pipe.send(f"http://127.0.0.1:{server.address().rsplit(':', 1)[1]}")
+    pipe.recv()
+
+
+def _worker(name, address, method, trouble, pipe):
+    logging.getLogger("torchft").setLevel(logging.CRITICAL)
+    torch.set_num_threads(1)
+    try:
+        _train(name, address, method, trouble, pipe)
+    except Exception as error:
+        pipe.send({"error": type(error).__name__, "message": traceback.format_exc()})
+    os._exit(0)
+
+
+def _flat(parts):
+    return torch.cat([part.detach().flatten() for part in parts]).double().tolist()
+
+
+def _train(name, address, method, trouble, pipe):
+    """Train until told to stop; tell what each meeting began and ended with, and wait for leave to go on."""
+    from laconic.integrations.quorum import Quorum
+
+    class Watched(Quorum):
+        before: ClassVar[dict] = {}
+
+        def _after_step(self):
+            rounds = self.link.rounds
+            if rounds.due:
+                share = rounds.state_dict()["sync"]["share"]
+                walked = {"from": _flat(rounds.agreed().values()), "to": _flat(model.parameters()), "share": share}
+                self.before = walked | {"owed": self.owed()}
+            super()._after_step()
+
+        def owed(self):
+            return _flat(self.link.reducer.state_dict()["memory"]["owed"].values())
+
+        def told(self):
+            with self.agreed():
+                model_now = _flat(model.parameters())
+            now = {"round": self.round, "workers": self.workers, "agreed": model_now, "owed now": self.owed()}
+            return self.before | now | {"loss": loss.item()}
+
+    torch.manual_seed(int(name[-1]))
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    truth, loss, step = torch.linspace(-1, 1, 8), torch.zeros(()), 0
+    with Watched(
+        model, optimizer, method, lighthouse=address, name=name, host="127.0.0.1", least=2, timeout=10, patience=30
+    ) as quorum:
+        pipe.send(quorum.told())
+        goes_on = True
+        while goes_on:
+            done, x = quorum.round, torch.randn(16, 8)
+            loss = (model(x) - (x @ truth)[:, None]).square().mean()
+            loss.backward()
+            trouble(quorum, step)
+            optimizer.step()
+            optimizer.zero_grad()
+            step += 1
+            if quorum.round > done:
+                pipe.send(quorum.told())
+                goes_on = pipe.recv()
+    pipe.send({"model": _flat(model.parameters()), "round": quorum.round})
+
+
+def _no_trouble(quorum, step):
+    """Nothing happens."""
+
+
+def _die_within_a_round(quorum, step):
+    if step == EVERY + 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _die_at(label, quorum, step):
+    """Die where others wait for what is sent under a label."""
+    if step == 2 * EVERY - 1:
+        start = quorum.link.transport.start
+
+        def start_or_die(steps, *, label, before=label):
+            if label.startswith(before):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return start(steps, label=label)
+
+        quorum.link.transport.start = start_or_die
+
+
+def _miss_a_vote(quorum, step):
+    """Be deaf to one vote, after this worker has given its own."""
+    if step == 2 * EVERY - 1:
+        meeting = quorum.link.rounds.meeting
+        hold = meeting.table
+
+        def hold_and_lose(numbers, what=TABLE):
+            table = hold(numbers, what)
+            if what == VOTE:
+                raise ExchangeError("the line was cut")
+            return table
+
+        meeting.table = hold_and_lose
+
+
+class Crowd:
+    """Workers of one lighthouse, who go on from one meeting to the next when they are let."""
+
+    def __init__(self):
+        os.environ["RUST_LOG"] = "error"
+        self.workers = {}
+        self.light(0)
+
+    def light(self, port):
+        self.pipe, self.process = launch(_lighthouse, port)
+        self.address = self._hear(self.pipe)
+
+    def add(self, name, trouble=_no_trouble, method=METHOD):
+        self.workers[name] = launch(_worker, name, self.address, method, trouble)
+
+    def hear(self, name):
+        """What a worker tells next; None: it has died."""
+        told = self._hear(self.workers[name][0])
+        assert told is None or "error" not in told, told
+        return told
+
+    def _hear(self, pipe):
+        assert pipe.poll(40), "nobody said anything for 40 s"
+        try:
+            return pipe.recv()
+        except (EOFError, ConnectionResetError):
+            return None
+
+    def go_on(self, *names, goes_on=True):
+        """Let these go on to their next meeting, and return what each then tells."""
+        for name in names:
+            self.workers[name][0].send(goes_on)
+        told = [self.hear(name) for name in names]
+        assert len({repr(t["agreed" if goes_on else "model"]) for t in told if t}) == 1
+        return told
+
+    def close(self):
+        for _, process in [*self.workers.values(), (None, self.process)]:
+            process.kill()
+
+
+@pytest.fixture
+def crowd():
+    crowd = Crowd()
+    yield crowd
+    crowd.close()
+
+
+def _tensor(told, what):
+    return torch.tensor(told[what], dtype=torch.float64)
+
+
+def _walk(told):
+    """What a worker has walked, from where it began: the agreed model minus a share of what it owes."""
+    return _tensor(told, "from") - told["share"] * _tensor(told, "owed") - _tensor(told, "to")
+
+
+def _check_that_nothing_is_lost(told, came=()):
+    """What workers owe more is what they walked, less what the model has got of it.
+
+    The mean is over those who worked; ``came``: who did not, and owes nothing yet.
+    """
+    workers = len(told) + len(came)
+    assert {t["workers"] for t in [*told, *came]} == {workers}
+    assert len({repr(t["agreed"]) for t in [*told, *came]}) == 1
+    walked = sum(_walk(t) for t in told) * workers / len(told)
+    got = _tensor(told[0], "from") - _tensor(told[0], "agreed")
+    owed = sum(_tensor(t, "owed now") for t in [*told, *came]) - sum(_tensor(t, "owed") for t in told)
+    assert walked.norm() > 1e-3
+    assert min(_tensor(t, "owed now").norm() for t in told) > 1e-3
+    torch.testing.assert_close(owed, walked - workers * got, rtol=0, atol=1e-5)
+
+
+def _joined_by(crowd, name, *others):
+    """Let the others go on until one more is there; return what all tell of that meeting."""
+    told = crowd.go_on(*others)
+    while told[0]["workers"] == len(others):
+        _check_that_nothing_is_lost(told)
+        told = crowd.go_on(*others)
+    came = crowd.hear(name)
+    _check_that_nothing_is_lost(told, [came])
+    return came
+
+
+DEATHS = {
+    "within a round": _die_within_a_round,
+    "before the table": partial(_die_at, TABLE),
+    "in the exchange": partial(_die_at, METHOD.exchange.name),
+    "at the vote": partial(_die_at, VOTE),
+}
+
+
+def test_workers_die_and_come_back_and_the_others_go_on(crowd):
+    crowd.add("a-0")
+    crowd.add("b-1")
+    first = [crowd.hear("a-0"), crowd.hear("b-1")]
+    assert first[0]["agreed"] == first[1]["agreed"]
+    begun = [crowd.hear("a-0"), crowd.hear("b-1")]
+    _check_that_nothing_is_lost(begun)
+    for number, trouble in enumerate(DEATHS.values()):
+        # Its name decides its rank: the first, between them, the last.
+        name = f"{['0', 'a-1', 'z', 'a-1'][number]}-{number + 2}"
+        crowd.add(name, trouble)
+        _joined_by(crowd, name, "a-0", "b-1")
+        _check_that_nothing_is_lost([*crowd.go_on("a-0", "b-1"), crowd.hear(name)])
+        crowd.workers[name][0].send(True)
+        last = crowd.go_on("a-0", "b-1")
+        _check_that_nothing_is_lost(last)
+        assert crowd.hear(name) is None
+    crowd.add("c-2")
+    came = _joined_by(crowd, "c-2", "a-0", "b-1")
+    told = [*crowd.go_on("a-0", "b-1"), crowd.hear("c-2")]
+    assert {t["round"] for t in told} == {came["round"] + 1}
+    ended = crowd.go_on("a-0", "b-1", "c-2", goes_on=False)
+    assert ended[0]["model"] == told[0]["agreed"]
+    assert told[0]["loss"] < 0.3 * begun[0]["loss"]
+
+
+def test_one_who_did_not_hear_the_vote_keeps_the_round_that_another_kept(crowd):
+    """Its walk went into the model once: not lost, not sent again."""
+    crowd.add("a-0")
+    crowd.add("b-1", _miss_a_vote)
+    first = [crowd.hear("a-0"), crowd.hear("b-1")]
+    assert first[0]["agreed"] == first[1]["agreed"]
+    _check_that_nothing_is_lost([crowd.hear("a-0"), crowd.hear("b-1")])
+    crowd.workers["b-1"][0].send(True)
+    (kept,) = crowd.go_on("a-0")
+    # Only the next meeting, to which the first comes with one more round, tells the second that it was kept.
+    (then,) = crowd.go_on("a-0")
+    deaf = crowd.hear("b-1")
+    assert deaf["agreed"] == then["agreed"]
+    assert deaf["round"] == then["round"] == kept["round"] + 1
+    # What it told of its walk is of the round in doubt; in the one after that it stood still.
+    walked = _walk(kept) + _walk(deaf) + 2 * _walk(then)
+    got = _tensor(kept, "from") - _tensor(then, "agreed")
+    owed = sum(_tensor(t, "owed now") for t in (then, deaf)) - sum(_tensor(t, "owed") for t in (kept, deaf))
+    torch.testing.assert_close(owed, walked - 2 * got, rtol=0, atol=1e-5)
+    _check_that_nothing_is_lost(crowd.go_on("a-0", "b-1"))
+
+
+def test_one_with_another_method_is_refused_and_the_others_go_on(crowd):
+    crowd.add("a-0")
+    crowd.add("b-1")
+    begun = [crowd.hear(name) for name in ("a-0", "b-1", "a-0", "b-1")]
+    crowd.add("0-2", method=laconic.local_sgd(EVERY))
+    while not crowd.workers["0-2"][0].poll():
+        told = crowd.go_on("a-0", "b-1")
+        _check_that_nothing_is_lost(told)
+    refused = crowd.workers["0-2"][0].recv()
+    assert refused["error"] == "GroupError"
+    assert "runs Method(name='local_sgd'" in refused["message"]
+    _check_that_nothing_is_lost(crowd.go_on("a-0", "b-1"))
+    assert begun[0]["workers"] == told[0]["workers"] == 2
+
+
+def test_one_that_stood_still_for_long_loses_its_round_and_no_more(crowd):
+    for name in ("a-0", "b-1"):
+        crowd.add(name)
+    crowd.hear("a-0"), crowd.hear("b-1"), crowd.hear("a-0"), crowd.hear("b-1")
+    crowd.add("c-2")
+    _joined_by(crowd, "c-2", "a-0", "b-1")
+    before = [*crowd.go_on("a-0", "b-1"), crowd.hear("c-2")][2]
+    process = crowd.workers["c-2"][1]
+    os.kill(process.pid, signal.SIGSTOP)
+    crowd.workers["c-2"][0].send(True)
+    told = crowd.go_on("a-0", "b-1")
+    _check_that_nothing_is_lost(told)
+    os.kill(process.pid, signal.SIGCONT)
+    told = crowd.go_on("a-0", "b-1")
+    while told[0]["workers"] == 2:
+        told = crowd.go_on("a-0", "b-1")
+    late = crowd.hear("c-2")
+    # It stood still at this meeting: it owes what it owed, less what it has sent of that.
+    got = 3 * (_tensor(told[0], "from") - _tensor(told[0], "agreed"))
+    walked = sum(_walk(t) for t in told) * 3 / 2
+    owed = sum(_tensor(t, "owed now") for t in [*told, late]) - sum(_tensor(t, "owed") for t in told)
+    torch.testing.assert_close(owed - _tensor(before, "owed now"), walked - got, rtol=0, atol=1e-5)
+
+
+def test_a_lighthouse_may_be_started_anew(crowd):
+    for name in ("a-0", "b-1"):
+        crowd.add(name)
+    crowd.hear("a-0"), crowd.hear("b-1"), crowd.hear("a-0"), crowd.hear("b-1")
+    crowd.process.kill()
+    crowd.process.join()
+    for name in ("a-0", "b-1"):
+        crowd.workers[name][0].send(True)
+    crowd.light(crowd.address.rsplit(":", 1)[1])
+    _check_that_nothing_is_lost([crowd.hear("a-0"), crowd.hear("b-1")])
