@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,8 @@ class Compare:
         """Train with every method, write the files, and print the table."""
         words, where = words_of(self.methods), self.where
         spec = where.spec(self.task, self.training, words[0])
-        plan = Plan(out=where.folder(f"{self.task.name}-compare"), spec=spec, words=words)
+        make = partial(_on_ranks, timeout_seconds=where.timeout_seconds)
+        plan = Plan(out=where.folder(f"{self.task.name}-compare"), spec=spec, words=words, make=make)
         plan.carry_out(tensorboard=where.tensorboard, json=where.json)
 
 
@@ -52,6 +54,8 @@ class ResumeCompare:
 
     resume: Path
     """The comparison's folder."""
+    timeout_seconds: float | None = None
+    """How long an exchange waits for a rank that does not come; by default half an hour."""
     tensorboard: bool = False
     """Write TensorBoard's files too."""
     json: bool = False
@@ -74,13 +78,14 @@ class ResumeCompare:
                 f"the comparison has {spec.workers} ranks, and {going_on.workers} were started. Start as many: its "
                 f"runs would not be alike."
             )
-        plan = Plan(out=self.resume, spec=spec, words=saved.get("methods", []))
+        make = partial(_on_ranks, timeout_seconds=self.timeout_seconds)
+        plan = Plan(out=self.resume, spec=spec, words=saved.get("methods", []), make=make)
         plan.carry_out(tensorboard=self.tensorboard, json=self.json)
 
 
-def _on_ranks(trials: tuple[Trial, ...], *, quiet: bool) -> Ending:
+def _on_ranks(trials: tuple[Trial, ...], *, quiet: bool, timeout_seconds: float | None) -> Ending:
     """Make the runs on ranks of their own."""
-    return carry_out(trials, "laconic compare", quiet=quiet)
+    return carry_out(trials, "laconic compare", quiet=quiet, timeout_seconds=timeout_seconds)
 
 
 _TIMES = (
@@ -100,7 +105,7 @@ class Plan:
     out: Path
     spec: Spec
     words: list[str]
-    make: Callable[..., Ending] = _on_ranks
+    make: Callable[..., Ending]
     about: Mapping[str, Any] = field(default_factory=dict)
     times: str = _TIMES
     title: str | None = None

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 
-from laconic.lab.launch import Joined, run_joined, run_ranks, threads_for
+from laconic.lab.launch import Joined, Setting, run_joined, run_ranks, threads_for
 from laconic.lab.spec import Device
 
 T = TypeVar("T")
@@ -67,10 +68,14 @@ def settle(device: Device) -> Device:
     return device
 
 
-def run_everywhere(workers: int, device: Device, work: Callable[..., T], *args: Any) -> T:
-    """Run work on this process's rank if a launcher has started it, else on so many ranks of this machine."""
+def run_everywhere(workers: int, setting: Setting, work: Callable[..., T], *args: Any) -> T:
+    """Run work on this process's rank if a launcher has started it, else on so many ranks of this machine.
+
+    Ranks of one machine share its cores.
+    """
     place = joined(os.environ)
+    sharing = workers if place is None else place.local_ranks
+    shared = replace(setting, threads=threads_for(sharing))
     if place is not None:
-        threads = threads_for(place.local_ranks)
-        return run_joined(place, work, *args, threads=threads, device=device)
-    return run_ranks(workers, work, *args, threads=threads_for(workers), device=device)
+        return run_joined(place, work, *args, setting=shared)
+    return run_ranks(workers, work, *args, setting=shared)

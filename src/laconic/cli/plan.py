@@ -19,7 +19,7 @@ from laconic.arguments import check_number, check_share, check_whole
 from laconic.cli.places import joined, settle
 from laconic.cli.runs import first_here
 from laconic.lab.data.home import default_home
-from laconic.lab.launch import Joined, run_joined, run_ranks
+from laconic.lab.launch import Joined, Setting, run_joined, run_ranks
 from laconic.lab.machine import machine
 from laconic.lab.method_words import words_of
 from laconic.lab.report.amounts import size
@@ -197,10 +197,11 @@ class Plan:
             quiet=self.json == "-",
         )
         args = (self.planned(), effort, self._link())
+        setting = Setting(threads=self.threads, device=device)
         if place is not None:
-            return run_joined(place, observe, *args, threads=self.threads, device=device)
+            return run_joined(place, observe, *args, setting=setting)
         # The host's own cost of talking wants two ranks at least.
-        return run_ranks(max(2, self._sharing()), observe, *args, threads=self.threads, device=device)
+        return run_ranks(max(2, self._sharing()), observe, *args, setting=setting)
 
     def _sharing(self) -> int:
         place = joined(os.environ)

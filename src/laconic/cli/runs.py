@@ -14,6 +14,7 @@ from laconic.arguments import check_whole
 from laconic.cli.places import joined, run_everywhere, settle
 from laconic.lab.data.home import default_home
 from laconic.lab.folder import read_json
+from laconic.lab.launch import Setting
 from laconic.lab.machine import machine
 from laconic.lab.session import Ending, Trial, run_trials
 from laconic.lab.show import board_in
@@ -39,6 +40,9 @@ class Where:
     """Folder of the data sets that laconic data keeps (or LACONIC_DATA)."""
     checkpoint_every: int | None = None
     """Steps between checkpoints; by default at every evaluation. The last two are kept."""
+    timeout_seconds: float | None = None
+    """How long an exchange waits for a rank that does not come, before the run ends with an error that names it; by
+    default half an hour."""
     tensorboard: bool = False
     """Write TensorBoard's files too."""
     json: bool = False
@@ -46,6 +50,7 @@ class Where:
 
     def __post_init__(self) -> None:
         check_whole("workers", self.workers, 1, "Write --workers 2.")
+        Setting(timeout_seconds=self.timeout_seconds)
         check_board(self.tensorboard)
 
     def spec(self, task: Task, training: Training, method: str) -> Spec:
@@ -102,11 +107,14 @@ def first_here() -> bool:
     return place is None or place.rank == 0
 
 
-def carry_out(trials: tuple[Trial, ...], command: str, *, quiet: bool) -> Ending:
+def carry_out(
+    trials: tuple[Trial, ...], command: str, *, quiet: bool, timeout_seconds: float | None = None
+) -> Ending:
     """Make the runs on every rank."""
     spec, about = trials[0].spec, machine(command, {})
     about.pop("options")
-    return run_everywhere(spec.workers, spec.device, run_trials, trials, about, quiet)
+    setting = Setting(device=spec.device, timeout_seconds=timeout_seconds)
+    return run_everywhere(spec.workers, setting, run_trials, trials, about, quiet)
 
 
 def print_json(data: dict[str, Any]) -> None:

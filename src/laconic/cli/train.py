@@ -66,7 +66,7 @@ class Train:
         else:
             out, resume = where.folder(f"{task.name}-{folder_name(self.method)}"), False
         trial = Trial(spec=spec, folder=out, resume=resume, tensorboard=where.tensorboard)
-        train_one(trial, json=where.json)
+        train_one(trial, json=where.json, timeout_seconds=where.timeout_seconds)
 
 
 def _settings(spec: Spec) -> dict[str, Any]:
@@ -100,6 +100,8 @@ class ResumeTrain:
     """The run's folder."""
     workers: int | None = None
     """Ranks to go on with; by default as many as before, and under torchrun or srun those that were started."""
+    timeout_seconds: float | None = None
+    """How long an exchange waits for a rank that does not come; by default half an hour."""
     tensorboard: bool = False
     """Write TensorBoard's files too."""
     json: bool = False
@@ -112,7 +114,7 @@ class ResumeTrain:
             check_whole("workers", self.workers, 1, "Write --workers 2.")
         spec = resumed(_begun(self.resume), workers=self.workers)
         trial = Trial(spec=spec, folder=self.resume, resume=True, tensorboard=self.tensorboard)
-        train_one(trial, json=self.json)
+        train_one(trial, json=self.json, timeout_seconds=self.timeout_seconds)
 
 
 def _begun(folder: Path) -> Spec:
@@ -123,9 +125,9 @@ def _begun(folder: Path) -> Spec:
     return Spec.from_dict(saved)
 
 
-def train_one(trial: Trial, *, json: bool) -> None:
+def train_one(trial: Trial, *, json: bool, timeout_seconds: float | None) -> None:
     """Make one run, and say what came of it."""
-    ending = carry_out((trial,), "laconic train", quiet=json)
+    ending = carry_out((trial,), "laconic train", quiet=json, timeout_seconds=timeout_seconds)
     if first_here():
         for result in ending.results:
             if json:

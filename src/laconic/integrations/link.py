@@ -46,8 +46,7 @@ class Link:
         compile_seconds: float = 0.0,
         replicas: ReplicaCheck | None = None,
     ) -> None:
-        self.reducer, self.parameters, self.optimizer = reducer, parameters, optimizer
-        self.transport = transport
+        self.reducer, self.parameters, self.optimizer, self.transport = reducer, parameters, optimizer, transport
         self.identity, self.scaler, self._moved, self.rounds = identity, scaler, moved, rounds
         self._replicas = replicas
         self._waiting = Waiting(transport, next(iter(parameters.values())).device)

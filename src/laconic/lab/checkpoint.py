@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,7 @@ import torch
 import laconic
 from laconic.lab.folder import RunFolder
 from laconic.lab.meter import Meter, Totals
+from laconic.lab.talk import AgreedError, together
 from laconic.resharding import mean_of, stretch
 
 if TYPE_CHECKING:
@@ -18,7 +20,23 @@ if TYPE_CHECKING:
 
 
 def save(loop: Loop) -> None:
-    """Write this rank's part, and once all have written theirs make it the checkpoint to go on from."""
+    """Write this rank's part, and once all have written theirs make it the checkpoint to go on from.
+
+    If one of them cannot, a full disk say, all raise ``AgreedError``, and the last one stays the one to go on from.
+    """
+    try:
+        together(loop.talk, partial(_write, loop))
+        together(loop.talk, lambda: loop.folder.seal(loop.step) if loop.place.rank == 0 else None)
+    except AgreedError as error:
+        last = loop.talk.of_first(loop.folder.latest())
+        there = f"The last one, of step {last}, is whole" if last else "There is none before it"
+        raise AgreedError(
+            f"the checkpoint of step {loop.step} could not be written: {error}. {there}: see to the cause, and go "
+            f"on with laconic train --resume {loop.folder.path}."
+        ) from None
+
+
+def _write(loop: Loop) -> None:
     model, folder, place = loop.work.model, loop.folder, loop.place
     own = {"parameters": dict(model.named_parameters()), "optimizer": loop.optimizer.state_dict()}
     mine = {"buffers": dict(model.named_buffers()), "link": loop.link.state_dict()}
@@ -30,9 +48,6 @@ def save(loop: Loop) -> None:
         shared["epoch"] = loop.totals.epochs_at(loop.step, loop.work.steps_per_epoch)
         shared["waits"] = None if loop.waits is None else asdict(loop.waits)
         folder.save_rank(loop.step, "shared", own | shared)
-    loop.talk.wait()
-    if place.rank == 0:
-        folder.seal(loop.step)
 
 
 def go_on(loop: Loop, step: int) -> None:

@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -68,8 +68,15 @@ class RunFolder:
         folder = self._checkpoint(step)
         folder.mkdir(parents=True, exist_ok=True)
         half = folder / f".{name}.half"
-        torch.save(state, half)
-        _replace(folder / f"{name}.sha256", _digest(half) + "\n")
+        try:
+            with half.open("wb") as file:
+                torch.save(state, file)
+                _to_disk(file)
+            _replace(folder / f"{name}.sha256", _digest(half) + "\n")
+        except (OSError, RuntimeError) as error:
+            # torch raises RuntimeError where it could not write. What is no checkpoint must not fill the disk.
+            half.unlink(missing_ok=True)
+            raise OSError(f"{half.with_name(f'{name}.pt')}: {_cause(error)}") from error
         half.replace(folder / f"{name}.pt")
 
     def seal(self, step: int) -> None:
@@ -93,7 +100,7 @@ class RunFolder:
                 f"machines, or bring together what each of them has written."
             )
         written = path.with_suffix(".sha256")
-        if written.exists() and written.read_text().strip() != _digest(path):
+        if not written.is_file() or written.read_text(errors="replace").strip() != _digest(path):
             raise ValueError(
                 f"{path} is damaged: its bytes are not those that were written. Remove {path.parent}, and the run "
                 f"goes on from the checkpoint before it."
@@ -164,5 +171,20 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
 
 def _replace(path: Path, text: str) -> None:
     half = path.with_name(f".{path.name}.{os.getpid()}")
-    half.write_text(text)
+    with half.open("w") as file:
+        file.write(text)
+        _to_disk(file)
     half.replace(path)
+
+
+def _to_disk(file: IO[Any]) -> None:
+    """Have the content on the disk before its name is: a host that loses power must not find an empty file."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _cause(error: BaseException) -> str:
+    """Say what first went wrong: where a disk is full, torch tells of the write that came after."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return (error.strerror if isinstance(error, OSError) else None) or str(error).splitlines()[0]

@@ -13,7 +13,9 @@ import traceback
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from datetime import timedelta
 from functools import partial
+from math import inf
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -45,7 +47,28 @@ class RankError(RuntimeError):
     """A rank failed; the message is what the first that did had to say."""
 
 
-def run_ranks(ranks: int, work: Callable[..., T], *args: Any, threads: int = 1, device: str = "cpu") -> T:
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What a rank runs with: its threads, its kind of device, and how long it waits for others that do not come."""
+
+    threads: int = 1
+    device: str = "cpu"
+    timeout_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.timeout_seconds is not None and not 0 < self.timeout_seconds < inf:
+            raise ValueError(
+                f"timeout_seconds must be more than 0, got {self.timeout_seconds}. Write --timeout-seconds 60, or "
+                f"leave it out to wait for half an hour."
+            )
+
+    @property
+    def timeout(self) -> timedelta | None:
+        """How long a collective waits; None: as long as torch.distributed does by itself."""
+        return None if self.timeout_seconds is None else timedelta(seconds=self.timeout_seconds)
+
+
+def run_ranks(ranks: int, work: Callable[..., T], *args: Any, setting: Setting | None = None) -> T:
     """Call ``work(*args)`` on that many local ranks; return what rank 0 returns.
 
     If one rank raises, all are ended and the error is raised here. Ctrl-C is left to the ranks: work that notes it
@@ -73,7 +96,9 @@ def run_ranks(ranks: int, work: Callable[..., T], *args: Any, threads: int = 1, 
     hands = _HandsOn()
     with on_signals(hands.note), tempfile.TemporaryDirectory() as last_words:
         try:
-            results: dict[int, T] = elastic_launch(config, _start_here)(work, args, threads, device, last_words)
+            results: dict[int, T] = elastic_launch(config, _start_here)(
+                work, args, setting or Setting(), last_words
+            )
         except (ChildFailedError, SignalException) as error:
             # Ranks that were not yet ready to note a wish have ended of the signal itself.
             if hands.interrupted or isinstance(error, SignalException):
@@ -82,12 +107,12 @@ def run_ranks(ranks: int, work: Callable[..., T], *args: Any, threads: int = 1, 
     return results[0]
 
 
-def run_joined(place: Joined, work: Callable[..., T], *args: Any, threads: int = 1, device: str = "cpu") -> T:
+def run_joined(place: Joined, work: Callable[..., T], *args: Any, setting: Setting | None = None) -> T:
     """Call ``work(*args)`` in this process as one rank of a group that others join too."""
     names = {"RANK": place.rank, "WORLD_SIZE": place.ranks, "LOCAL_RANK": place.local_rank}
     names |= {"LOCAL_WORLD_SIZE": place.local_ranks, "MASTER_PORT": place.port}
     os.environ.update({name: str(value) for name, value in names.items()} | {"MASTER_ADDR": place.address})
-    return _start(work, args, threads, device)
+    return _start(work, args, setting or Setting())
 
 
 def threads_for(local_ranks: int) -> int:
@@ -95,10 +120,10 @@ def threads_for(local_ranks: int) -> int:
     return max(1, (os.cpu_count() or 1) // local_ranks)
 
 
-def _start_here(work: Callable[..., T], args: tuple[Any, ...], threads: int, device: str, last_words: str) -> T:
+def _start_here(work: Callable[..., T], args: tuple[Any, ...], setting: Setting, last_words: str) -> T:
     # A terminal sends Ctrl-C to all processes; the one that started the ranks hands it on.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return _start(partial(_with_last_words, work, Path(last_words)), args, threads, device)
+    return _start(partial(_with_last_words, work, Path(last_words)), args, setting)
 
 
 def _with_last_words(work: Callable[..., T], folder: Path, *args: Any) -> T:
@@ -111,15 +136,15 @@ def _with_last_words(work: Callable[..., T], folder: Path, *args: Any) -> T:
         raise
 
 
-def _start(work: Callable[..., T], args: tuple[Any, ...], threads: int, device: str) -> T:
-    torch.set_num_threads(threads)
+def _start(work: Callable[..., T], args: tuple[Any, ...], setting: Setting) -> T:
+    torch.set_num_threads(setting.threads)
     local_rank, local_ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    alone = device == "cuda" and local_ranks <= torch.cuda.device_count()
-    if device == "cuda":
+    alone = setting.device == "cuda" and local_ranks <= torch.cuda.device_count()
+    if setting.device == "cuda":
         torch.cuda.set_device(local_rank % torch.cuda.device_count())
         be_deterministic()
     # NCCL wants a GPU for every rank; gloo lets them share one.
-    dist.init_process_group("nccl" if alone else "gloo")
+    dist.init_process_group("nccl" if alone else "gloo", timeout=setting.timeout)
     try:
         return work(*args)
     finally:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,13 +23,11 @@ from laconic.lab.seeds import seed_for
 from laconic.lab.show import Show
 from laconic.lab.signals import StopWish, noted_wishes
 from laconic.lab.spec import Spec
-from laconic.lab.talk import Talk, Talking
+from laconic.lab.talk import AgreedError, Talk, Talking, together
 from laconic.lab.training import Course
 from laconic.lab.tuning import told
 from laconic.lab.waits import told as waits_told
 from laconic.lab.work import Place, Work
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,28 +97,11 @@ class Seat:
     backend: str | None = None
 
 
-class AgreedError(Exception):
-    """What went wrong on a rank, or on all of them, raised on all of them."""
-
-
-def _together(talk: Talking, what: Callable[[], T]) -> T:
-    """Return what it returns; if it fails on any rank, all raise that rank's error, and none waits for another."""
-    made, error = [], None
-    try:
-        made = [what()]
-    except (ValueError, OSError, ImportError) as failure:
-        error = str(failure)
-    error = talk.first_error(error)
-    if error is not None:
-        raise AgreedError(error)
-    return made[0]
-
-
 def run_trial(trial: Trial, seat: Seat, environment: Mapping[str, Any]) -> dict[str, Any]:
     """Make one run on this rank, and return what it came to. On every rank."""
     spec, folder, talk = trial.spec, RunFolder(trial.folder), seat.talk
     place = place_of(spec, talk)
-    work = _together(talk, lambda: seat.work(prepare(spec, place)))
+    work = together(talk, lambda: seat.work(prepare(spec, place)))
     step, course = talk.of_first((folder.latest(), folder.course()) if trial.resume else (0, None))
     # On another number of ranks an epoch has other steps; the run keeps its own.
     course = course or Course.of(spec.settled, work.steps_per_epoch)
@@ -131,7 +112,7 @@ def run_trial(trial: Trial, seat: Seat, environment: Mapping[str, Any]) -> dict[
         # What attach refuses it refuses on every rank; later, others would wait for the rank that raised.
         raise AgreedError(str(failure)) from None
     if step:
-        _together(talk, partial(checkpoint.go_on, loop, step))
+        together(talk, partial(checkpoint.go_on, loop, step))
     if talk.rank == 0:
         settled = spec.as_dict() | {"course": asdict(course), "metric": asdict(work.metric)} | dict(seat.about)
         folder.begin(settled, dict(environment) | _ran_on(place, seat.backend), from_step=step)

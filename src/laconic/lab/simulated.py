@@ -17,10 +17,10 @@ from torch.utils.hooks import RemovableHandle
 from laconic.errors import LaconicError
 from laconic.lab.loop import Ways
 from laconic.lab.method_words import make
-from laconic.lab.session import AgreedError, Ending, Seat, Trial, one_by_one, run_trial
+from laconic.lab.session import Ending, Seat, Trial, one_by_one, run_trial
 from laconic.lab.show import Show
 from laconic.lab.signals import StopWish, noted_wishes
-from laconic.lab.talk import first_of, in_one, spread_
+from laconic.lab.talk import AgreedError, first_of, in_one, spread_
 from laconic.lab.tasks import Task
 from laconic.lab.work import Work
 from laconic.sim import Network, Pace, World, group_of_one

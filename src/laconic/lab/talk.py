@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
+
+from laconic.transports import roll_call
 
 T = TypeVar("T")
 
@@ -44,14 +47,18 @@ class Talk:
 
     def __init__(self) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        self._group = dist.new_group(backend="gloo")
+        everyone = dist.distributed_c10d._get_default_group()
+        waits = everyone._get_backend(everyone._device_types[0]).options._timeout
+        self._group = dist.new_group(backend="gloo", timeout=waits)
+        roll_call.enroll(self._group)
         self.wire_bytes = 0
 
     def sums(self, numbers: Sequence[float]) -> list[float]:
         """Return the sums over all ranks, the same on each."""
         told = torch.tensor(numbers, dtype=torch.float64)
         self.wire_bytes += told.nbytes
-        dist.all_reduce(told, group=self._group)
+        with self._watched("what ranks tell each other between steps"):
+            dist.all_reduce(told, group=self._group)
         return [float(number) for number in told]
 
     def mean_(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -60,24 +67,52 @@ class Talk:
             return
         told = in_one(tensors)
         self.wire_bytes += told.nbytes
-        dist.all_reduce(told, group=self._group)
+        with self._watched("the mean of what ranks have beside parameters"):
+            dist.all_reduce(told, group=self._group)
         spread_(tensors, told / self.ranks)
 
     def wait(self) -> None:
         """Wait until every rank is here."""
-        dist.barrier(group=self._group)
+        with self._watched("the wait for all ranks"):
+            dist.barrier(group=self._group)
 
     def first_error(self, error: str | None) -> str | None:
         """Tell this rank's error, if it has one, and return the first that any rank has, with its rank."""
         told: list[str | None] = [None] * self.ranks
-        dist.all_gather_object(told, error, group=self._group)
+        with self._watched("the count of those that are ready"):
+            dist.all_gather_object(told, error, group=self._group)
         return first_of(told)
 
     def of_first(self, value: T) -> T:
         """Return the first rank's value on every rank."""
         told = [value]
-        dist.broadcast_object_list(told, src=0, group=self._group)
+        with self._watched("what the first rank tells the others"):
+            dist.broadcast_object_list(told, src=0, group=self._group)
         return told[0]
+
+    @contextmanager
+    def _watched(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise roll_call.lost(self._group, what, error) from error
+
+
+class AgreedError(Exception):
+    """What went wrong on a rank, or on all of them, raised on all of them."""
+
+
+def together(talk: Talking, what: Callable[[], T]) -> T:
+    """Return what it returns; if it fails on any rank, all raise that rank's error, and none waits for another."""
+    made, error = [], None
+    try:
+        made = [what()]
+    except (ValueError, OSError, ImportError) as failure:
+        error = str(failure)
+    error = talk.first_error(error)
+    if error is not None:
+        raise AgreedError(error)
+    return made[0]
 
 
 def in_one(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

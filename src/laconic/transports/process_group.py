@@ -30,7 +30,6 @@ from laconic.collectives import (
     members,
     passed_on,
 )
-from laconic.errors import ExchangeError
 from laconic.transports import roll_call
 
 T = TypeVar("T")
@@ -112,7 +111,7 @@ class ProcessGroupTransport:
                     running.work.wait()
             except RuntimeError as error:
                 self._running.clear()
-                raise ExchangeError(self._lost(running.label, error)) from error
+                raise roll_call.lost(self._group, running.label, error) from error
             self.blocked_seconds += time.perf_counter() - began
             running.work = None  # it holds what was lent to it
             _take_back(running.lent)
@@ -128,7 +127,7 @@ class ProcessGroupTransport:
             try:
                 dist.broadcast(tensor, group=self._group, group_src=0)
             except RuntimeError as error:
-                raise ExchangeError(self._lost("the broadcast of the first rank's model", error)) from error
+                raise roll_call.lost(self._group, "the broadcast of the first rank's model", error) from error
 
     def _advance(self, running: _Running, reply: Reply | None) -> None:
         try:
@@ -140,7 +139,7 @@ class ProcessGroupTransport:
             self._issue(running, request)
         except RuntimeError as error:
             self._running.clear()
-            raise ExchangeError(self._lost(running.label, error)) from error
+            raise roll_call.lost(self._group, running.label, error) from error
         self._running.append(running)
 
     def _issue(self, running: _Running, request: Request) -> None:
@@ -234,13 +233,6 @@ class ProcessGroupTransport:
             )
             own = made if self.rank in circle else own
         return _Circle(ranks=len(mine), place=mine.index(self.rank) if self.rank in mine else None, group=own)
-
-    def _lost(self, label: str, error: Exception) -> str:
-        return (
-            f"rank {self.rank} of {self.world_size} waited in vain in {label}: {error} "
-            f"{roll_call.hold(self._group, self.rank, label, error)} "
-            f"A peer has died, stalled past the group's timeout, or left its loop; look at the other ranks' logs."
-        )
 
 
 def _take_back(lent: list[tuple[Tensor, int]]) -> None:

@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, field
 
 import torch.distributed as dist
 
+from laconic.errors import ExchangeError
+
 # Ranks that wait for one time out as far apart as they came; one that died is noticed by most within moments.
 TIMED_OUT_SECONDS, CLOSED_SECONDS = 2.0, 1.0
 _PAUSE_SECONDS, _GRACE_SECONDS = 0.05, 0.5
@@ -48,6 +50,15 @@ class Found:
 def enroll(group: dist.ProcessGroup) -> None:
     """Count a transport that is made on the group."""
     _enrolled[group.group_name] += 1
+
+
+def lost(group: dist.ProcessGroup, where: str, error: Exception) -> ExchangeError:
+    """Return what to raise where an exchange has failed: where this rank waited, and who was heard since."""
+    rank = group.rank()
+    return ExchangeError(
+        f"rank {rank} of {group.size()} waited in vain in {where}: {error} {hold(group, rank, where, error)} "
+        f"A peer has died, stalled past the group's timeout, or left its loop; look at the other ranks' logs."
+    )
 
 
 def hold(group: dist.ProcessGroup, rank: int, where: str, error: Exception) -> str:

@@ -45,6 +45,14 @@ class Hosts:
         """The name of a host's only interface, the same on each."""
         return _CABLE
 
+    def namespace(self, host: int) -> Path:
+        """Return the file that stands for a host's network: a process that is to live there enters it (setns)."""
+        return Path("/run/netns") / f"{_HOST}{host}"
+
+    def connect(self, host: int, *, up: bool) -> None:
+        """Plug a host's cable into the bridge, or pull it out."""
+        _in(_HUB, "link", "set", f"{_CABLE}{host}", "up" if up else "down")
+
     def start(
         self, host: int, command: Sequence[str], environment: dict[str, str], log: Path
     ) -> subprocess.Popen[bytes]:
