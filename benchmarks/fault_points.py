@@ -24,7 +24,9 @@ from laconic.lab.folder import RunFolder
 from laconic.lab.loop import Loop
 from laconic.transports import ProcessGroupTransport
 
-What = Literal["kill", "pause", "poison", "send", "hear", "clock"]
+What = Literal["kill", "pause", "mark", "poison", "send", "hear", "clock"]
+# What is done from outside, at a mark, is done within this time.
+MARK_SECONDS = 0.4
 # In a step, in an exchange, between steps.
 STEP_POINTS = ("batch", "backward", "exchange", "sent", "drain", "talk", "evaluation")
 # In a checkpoint; the last two are on the first rank alone.
@@ -36,7 +38,10 @@ DAMAGES = ("one bit", "one byte", "some bytes", "all bytes", "zeros", "moved")
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One fault on one rank, from a step on (0: before the first); ``detail`` says more, ``seed`` draws the rest."""
+    """One fault on one rank, at a step or as soon as there is occasion after it; step 0 is before the first one.
+
+    ``detail`` says more of it, and ``seed`` draws the rest.
+    """
 
     what: What
     rank: int
@@ -51,10 +56,9 @@ def lay(fault: Fault, struck: Path) -> None:
     trap = _Trap(fault, struck)
     _watch_steps(trap)
     strikes: dict[str, Callable[[_Trap], None]] = {
-        "kill": _lay_points, "pause": _lay_points, "poison": _lay_poison, "send": _lay_send, "hear": _lay_hear,
-        "clock": _lay_clock,
+        "poison": _lay_poison, "send": _lay_send, "hear": _lay_hear, "clock": _lay_clock,
     }  # fmt: skip
-    strikes[fault.what](trap)
+    strikes.get(fault.what, _lay_points)(trap)
 
 
 class _Trap:
@@ -75,7 +79,10 @@ class _Trap:
         """End or stop this process, if this is the point."""
         if point == self.fault.point and self.ready():
             self.goes_off()
-            os.kill(os.getpid(), signal.SIGKILL if self.fault.what == "kill" else signal.SIGSTOP)
+            if self.fault.what == "mark":
+                time.sleep(MARK_SECONDS)
+            else:
+                os.kill(os.getpid(), signal.SIGKILL if self.fault.what == "kill" else signal.SIGSTOP)
 
 
 def _around(owner: Any, name: str, before: Callable[..., None], after: Callable[[], None] = lambda: None) -> None:

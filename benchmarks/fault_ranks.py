@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import logging
 import multiprocessing
 import os
 import shutil
@@ -32,8 +33,10 @@ from laconic.lab.show import Show
 from laconic.lab.signals import noted_wishes
 from laconic.lab.talk import Talk
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch._dynamo", "sklearn.datasets", "laconic.lab.session", "fault_warm"])
+# What torch has to say of lost connections, in many lines, is not what is looked at here.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(["torch._dynamo", "sklearn.datasets", "laconic.lab.session", "fault_warm"])
 _GLANCE_SECONDS = 0.02
 _HOST_PORT = 29641
 _CLONE_NEWNET = 0x40000000
@@ -86,7 +89,7 @@ class Running:
         self.job, self.notes = job, Path(tempfile.mkdtemp(prefix="laconic-fault-"))
         port = _free_port() if job.hosts is None else _HOST_PORT
         self.processes: list[BaseProcess] = [
-            _context.Process(target=_rank, args=(job, rank, port, self.notes), daemon=True)
+            context.Process(target=_rank, args=(job, rank, port, self.notes), daemon=True)
             for rank in range(job.ranks)
         ]
         self.began = time.monotonic()
@@ -155,6 +158,7 @@ def _free_port() -> int:
 def _rank(job: Job, rank: int, port: int, notes: Path) -> None:
     """Be one rank of a run, and write down how it ended."""
     warnings.simplefilter("ignore")
+    logging.getLogger("laconic").setLevel(logging.ERROR)
     address = "127.0.0.1"
     if job.hosts is not None:
         _move_to(job.hosts, rank)

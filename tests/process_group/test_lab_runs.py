@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
+import re
 import shutil
 import signal
 from dataclasses import replace
@@ -18,6 +18,7 @@ from laconic.lab.folder import RunFolder, read_lines
 from laconic.lab.method_words import folder_name, make
 from laconic.lab.session import Ending, Trial, run_trials
 from laconic.lab.spec import Spec
+from laconic.lab.talk import Talk
 from laconic.lab.tasks import Lm, Logreg, Speech, Vision
 from laconic.lab.tasks.lm import LmWork
 from laconic.lab.training import Training
@@ -74,6 +75,14 @@ def _untimed(numbers: dict) -> dict:
     return {key: value for key, value in numbers.items() if key not in TIMED}
 
 
+def _forget_after(step: int, run: Path) -> None:
+    """Have a run end with the checkpoint of a step."""
+    for later in run.glob("checkpoints/step-*"):
+        if int(later.name.removeprefix("step-")) > step:
+            shutil.rmtree(later)
+    assert RunFolder(run).latest() == step
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_from_a_checkpoint_between_two_lines_a_run_goes_on_as_if_it_had_never_stopped(name, tmp_path):
     ranks, spec = RUNS[name]
@@ -82,7 +91,7 @@ def test_from_a_checkpoint_between_two_lines_a_run_goes_on_as_if_it_had_never_st
     lines = read_lines(tmp_path / "steps.jsonl")
     assert [line["step"] for line in lines] == [4, 6, 8, 9]
     # As if it had been killed after the checkpoint of step 5.
-    (tmp_path / "checkpoints" / "latest.json").write_text(json.dumps({"step": 5}))
+    _forget_after(5, tmp_path)
     resumed = _result(run_alone(ranks, _trial, spec, tmp_path, True, within_seconds=50))
     assert _untimed(resumed) == _untimed(straight)
     assert [*map(_untimed, read_lines(tmp_path / "steps.jsonl"))] == [*map(_untimed, lines)]
@@ -134,7 +143,7 @@ def test_a_run_that_was_killed_in_the_middle_of_a_round_goes_on_to_the_same_bits
         first, second = (RunFolder(saved.parent).load_rank(20, f"rank-0000{rank}") for rank in (0, 1))
         apart = [name for name, p in first["parameters"].items() if not torch.equal(p, second["parameters"][name])]
         assert apart, "within a round every rank has a model of its own"
-        (saved / "latest.json").write_text(json.dumps({"step": 20}))
+        _forget_after(20, saved.parent)
     ranks = run_alone(2, _all, LOCAL, LONGER, tmp_path, True, within_seconds=50)
     resumed = _results(ranks, LOCAL)
     for word in LOCAL:
@@ -206,11 +215,52 @@ def _broken_on_one(group, where: str, out: Path) -> Ending:
 def test_what_goes_wrong_on_one_rank_is_told_on_all_and_none_waits(where, said, tmp_path):
     if where == "load":
         _result(run_alone(2, _trial, _spec(), tmp_path, within_seconds=50))
-        (tmp_path / "checkpoints" / "latest.json").write_text(json.dumps({"step": 5}))
+        _forget_after(5, tmp_path)
     ranks = run_alone(2, _broken_on_one, where, tmp_path, within_seconds=50)
     assert [rank.message for rank in ranks] == ["", ""]
     assert all(rank.value.error.startswith(said) for rank in ranks), ranks
     assert ranks[0].value.results == ()
+
+
+def _save_on_a_full_disk(group, out: Path) -> Ending:
+    save = torch.save
+
+    def full(state, file):
+        if state["of"] == [9, "rank-00001"]:
+            file.write(b"as far as it went")
+            raise OSError(28, "No space left on device")
+        save(state, file)
+
+    torch.save = full
+    return _trial(group, _spec(), out)
+
+
+def test_a_checkpoint_that_one_rank_cannot_write_ends_the_run_on_all_and_the_one_before_stays(tmp_path):
+    straight = _result(run_alone(2, _trial, _spec(), tmp_path / "straight", within_seconds=50))
+    ranks = run_alone(2, _save_on_a_full_disk, tmp_path / "full", within_seconds=50)
+    said = (
+        "the checkpoint of step 9 could not be written: rank 1: .*rank-00001.pt: No space left on device. "
+        "The last one, of step 5, is whole: see to the cause, and go on with laconic train --resume"
+    )
+    for rank in ranks:
+        assert re.match(said, rank.value.error), rank
+    assert list((tmp_path / "full").rglob("*.half")) == []
+    resumed = _result(run_alone(2, _trial, _spec(), tmp_path / "full", True, within_seconds=50))
+    assert resumed["weights_sha256"] == straight["weights_sha256"]
+
+
+def _leave_between_steps(group, out: Path) -> Ending:
+    if dist.get_rank() == 1:
+        Talk.sums = lambda self, numbers: os._exit(3)
+    return _trial(group, _spec(), out)
+
+
+def test_a_rank_that_is_lost_between_steps_is_said_to_be(tmp_path):
+    # It was gloo's own RuntimeError.
+    left, lost = run_alone(2, _leave_between_steps, tmp_path, within_seconds=50)
+    assert lost.exitcode == 3
+    assert left.error == "ExchangeError"
+    assert "rank 0 of 2 waited in vain in what ranks tell each other between steps" in left.message
 
 
 def _raises(self, step):

@@ -15,6 +15,10 @@ import torch
 from laconic.lab.training import Course
 
 _KEPT = 2
+# A checkpoint that has it is whole.
+_SEAL = "sealed"
+# Where a part says which one it is.
+_OF = "of"
 
 
 class RunFolder:
@@ -70,7 +74,7 @@ class RunFolder:
         half = folder / f".{name}.half"
         try:
             with half.open("wb") as file:
-                torch.save(state, file)
+                torch.save(state | {_OF: [step, name]}, file)
                 _to_disk(file)
             _replace(folder / f"{name}.sha256", _digest(half) + "\n")
         except (OSError, RuntimeError) as error:
@@ -81,15 +85,16 @@ class RunFolder:
 
     def seal(self, step: int) -> None:
         """Make a checkpoint the one to go on from, once every rank has written its part; drop older ones."""
-        write_json(self.path / "checkpoints" / "latest.json", {"step": step})
+        _replace(self._checkpoint(step) / _SEAL, f"{step}\n")
         for old in sorted(self.path.glob("checkpoints/step-*"))[:-_KEPT]:
+            # First of all: what is half removed is no checkpoint.
+            (old / _SEAL).unlink(missing_ok=True)
             shutil.rmtree(old)
 
     def latest(self) -> int:
         """Return the step to go on from, 0 if nothing was saved: the last one that was sealed and is still here."""
-        sealed = int(read_json(self.path / "checkpoints" / "latest.json").get("step", 0))
-        here = [int(kept.name.removeprefix("step-")) for kept in self.path.glob("checkpoints/step-*")]
-        return max((step for step in here if step <= sealed), default=0)
+        sealed = [kept.parent.name for kept in self.path.glob(f"checkpoints/step-*/{_SEAL}")]
+        return max((int(name.removeprefix("step-")) for name in sealed), default=0)
 
     def load_rank(self, step: int, name: str) -> dict[str, Any]:
         """Read one rank's part of a checkpoint."""
@@ -106,6 +111,13 @@ class RunFolder:
                 f"goes on from the checkpoint before it."
             )
         read: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+        of = read.pop(_OF, None)
+        if of != [step, name]:
+            raise ValueError(
+                f"{path} is another part, or of another version: it says that it is {of}, not {[step, name]}. "
+                f"Bring back what was written there, or remove {path.parent}, and the run goes on from the "
+                f"checkpoint before it."
+            )
         return read
 
     def _checkpoint(self, step: int) -> Path:

@@ -76,6 +76,28 @@ def test_a_part_that_was_damaged_is_refused_and_without_it_the_one_before_counts
     assert folder.load_rank(5, "rank-00000")["x"][0] == 5
 
 
+def test_a_part_without_its_digest_is_refused(tmp_path):
+    folder = _begun(tmp_path)
+    folder.save_rank(5, "shared", {"x": 1})
+    (folder.path / "checkpoints" / "step-00000005" / "shared.sha256").unlink()
+    with pytest.raises(ValueError, match=r"shared.pt is damaged"):
+        folder.load_rank(5, "shared")
+
+
+@pytest.mark.parametrize("other", [(5, "rank-00001"), (10, "rank-00000")])
+def test_a_part_of_another_rank_or_step_is_refused(other, tmp_path):
+    folder = _begun(tmp_path)
+    for step, name in [(5, "rank-00000"), (5, "rank-00001"), (10, "rank-00000")]:
+        folder.save_rank(step, name, {"x": 1})
+    here = folder.path / "checkpoints" / "step-00000005"
+    for end in ("pt", "sha256"):
+        shutil.copy(
+            folder.path / "checkpoints" / f"step-{other[0]:08d}" / f"{other[1]}.{end}", here / f"rank-00000.{end}"
+        )
+    with pytest.raises(ValueError, match=r"is another part, or of another version: it says that it is \["):
+        folder.load_rank(5, "rank-00000")
+
+
 def test_what_is_not_there_is_said(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"has no spec.json: it is not the folder of a run"):
         RunFolder(tmp_path).spec()

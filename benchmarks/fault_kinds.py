@@ -1,0 +1,304 @@
+"""Kinds of faults: what is drawn, what is done, and what must come of it.
+
+A scenario ends well in one of these ways, and is a failure in every other:
+
+- ``same bits``: the run went on as if nothing had happened, to the bits of an undisturbed one.
+- ``restarted``: every rank said what was wrong, in bounded time; started again, the run went on from its last
+  checkpoint to the bits, and the bytes sent, of an undisturbed one.
+- ``refused``: what was damaged was refused with a reason; from the checkpoint before it the run came to the same
+  bits.
+- ``went on``: steps were skipped, or other numbers of ranks went on; nothing of what was owed was lost, all models
+  are equal, and the loss lies in the band of undisturbed trainings.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from fault_bench import LIMIT_SECONDS, SAVE_EVERY, STEPS, WORLDS, FaultError, Scenario
+from fault_points import DAMAGES, MARK_SECONDS, POISONS, Fault, memory_of
+from fault_ranks import Running, done, kept
+
+from laconic.lab.folder import RunFolder
+
+_SHORT_SECONDS = 3.0
+
+
+def kill(story: Scenario) -> str:
+    """A rank is killed at some point of some step; the others say so, and the run goes on from its checkpoint."""
+    fault = story.draw_point(step=0 if story.chance.random() < 0.1 else 1)
+    if fault.step == 0:
+        # Before the first step there is only the handshake.
+        fault = replace(fault, point=story.chance.choice(("exchange", "sent", "drain")), rank=story.victim)
+    story.what = f"rank {fault.rank} of {story.ranks} is killed, {fault.point}, step {fault.step}"
+    story.all_said(story.struck(story.job(fault)), killed=fault.rank)
+    story.resumed()
+    return "restarted"
+
+
+def kill_at_any_time(story: Scenario) -> str:
+    """Ranks are killed from outside, whatever they are doing, one or all of them."""
+    mark = Fault(what="mark", rank=story.victim, step=story.chance.randint(1, STEPS - SAVE_EVERY))
+    # The mark holds all of them for a moment, which is not to be where they are caught.
+    after = MARK_SECONDS + story.chance.uniform(0.0, 0.3)
+    victims = [story.victim] if story.chance.random() < 0.6 else list(range(story.ranks))
+    story.what = f"ranks {victims} of {story.ranks} are killed {after - MARK_SECONDS:.3f} s after step {mark.step}"
+
+    def strike(running: Running) -> None:
+        time.sleep(after)
+        for rank in victims:
+            running.signal(rank, signal.SIGKILL)
+
+    ends = story.struck(story.job(mark), strike)
+    for victim in victims:
+        # It may have come to its end before.
+        ends[victim] = replace(ends[victim], error="AgreedError") if ends[victim].exitcode == -9 else ends[victim]
+    story.all_said(ends)
+    story.resumed()
+    return "restarted"
+
+
+def other_worlds(story: Scenario) -> str:
+    """Ranks are lost and come back: the run goes on on other numbers of them, and what was owed is still owed."""
+    worlds = [story.ranks]
+    for _ in range(story.chance.randint(1, 3)):
+        worlds.append(story.chance.choice([n for n in WORLDS if n != worlds[-1]]))
+    story.what = f"worlds of {' -> '.join(map(str, worlds))}"
+    step, resume = 1, False
+    for turn, ranks in enumerate(worlds):
+        before = None if turn == 0 else _mean_in(story.folder)
+        story.victim = story.chance.randrange(ranks)
+        last = turn == len(worlds) - 1
+        least = min(step, STEPS - SAVE_EVERY)
+        faults = () if last else (story.draw_point(step=least),)
+        job = story.job(*faults, resume=resume, ranks=ranks)
+        with Running(job) as running:
+            ends = running.wait(LIMIT_SECONDS)
+            _same_debt(before, running.owed())
+        story.all_said(ends, killed=None if last else faults[0].rank)
+        step, resume = RunFolder(story.folder).latest() + 1, True
+    story.finished(ends)
+    story.in_band(ends[0].result["final_loss"])
+    return "went on"
+
+
+def _mean_in(folder: Path) -> dict[str, torch.Tensor] | None:
+    """Return the mean over ranks of what the last checkpoint owes; None where there is none."""
+    run = RunFolder(folder)
+    step = run.latest()
+    if not step:
+        return None
+    ranks = run.load_rank(step, "shared")["ranks"]
+    return _mean([memory_of(run.load_rank(step, f"rank-{rank:05d}")["link"]) for rank in range(ranks)])
+
+
+def _mean(each: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {name: torch.stack([one[name] for one in each]).mean(0) for name in each[0]}
+
+
+def _same_debt(before: dict[str, torch.Tensor] | None, after: Sequence[dict[str, torch.Tensor]]) -> None:
+    if before is None or not after:
+        return
+    now = _mean(after)
+    if before.keys() != now.keys():
+        raise FaultError(f"LOST: a checkpoint had {sorted(before)}, and ranks went on with {sorted(now)}")
+    for name, vector in before.items():
+        off = float((now[name] - vector).abs().max())
+        # Memory is kept in float32.
+        if not off <= 2e-6 * float(vector.abs().max()):
+            raise FaultError(
+                f"LOST: what ranks went on with is {off:g} away from the mean of {name} that was saved"
+            )
+
+
+def full_disk(story: Scenario) -> str:
+    """The disk has room for so much and no more; with more room the run goes on."""
+    room = int(story.chance.uniform(2e4, 1.1 * _bytes_needed(story)))
+    story.what = f"a disk of {room:,} bytes"
+    disk = story.folder
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={room}", "none", disk], check=True)
+    try:
+        story.folder = disk / "run"
+        ends = done(story.job(), LIMIT_SECONDS)
+        story.all_said(ends)
+        failed = len(kept(ends)) < len(ends)
+        subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
+        story.resumed()
+    finally:
+        subprocess.run(["umount", disk], check=True)
+    return "restarted" if failed else "same bits"
+
+
+def _bytes_needed(story: Scenario) -> int:
+    """Return about how much room a run has need of at the most."""
+    folder = story.bench.stopped(story.word, story.ranks, story.seed)
+    # Two are kept while the third is written; files take whole pages.
+    size = sum(4096 * -(-file.stat().st_size // 4096) for file in folder.rglob("*") if file.is_file())
+    shutil.rmtree(folder)
+    return size * 3 // 2
+
+
+def damaged_checkpoint(story: Scenario) -> str:
+    """A file of the last checkpoint is damaged: it is refused, and the run goes on from the one before."""
+    chance = story.chance
+    story.folder = story.bench.stopped(story.word, story.ranks, story.seed)
+    run = RunFolder(story.folder)
+    last = story.folder / "checkpoints" / f"step-{run.latest():08d}"
+    file = chance.choice(sorted(path for path in last.iterdir() if path.is_file()))
+    how = chance.choice(("a bit", "zeros", "cut", "empty", "longer", "gone", "another part", "an older part"))
+    story.what = f"{file.name} of the last checkpoint: {how}"
+    before = file.read_bytes()
+    _damage(file, how, chance)
+    unlike = not file.exists() or file.read_bytes() != before
+    ends = done(story.job(resume=True), LIMIT_SECONDS)
+    if file.name == "sealed" or not unlike:
+        # It holds nothing but its name: without it the one before counts.
+        story.same(ends)
+        return "same bits"
+    story.all_said(ends)
+    if kept(ends) or not all(file.stem in ended.message for ended in ends):
+        raise FaultError(f"LOST: it was not refused by its name: {[e.in_words[:200] for e in ends]}")
+    shutil.rmtree(last)
+    story.resumed()
+    return "refused"
+
+
+def _damage(file: Path, how: str, chance: random.Random) -> None:
+    raw = bytearray(file.read_bytes())
+    place = chance.randrange(len(raw))
+    if how == "gone":
+        file.unlink()
+        return
+    if how in ("another part", "an older part") and file.suffix in (".pt", ".sha256"):
+        others = [path for path in file.parent.glob("*.pt") if path.stem != file.stem]
+        older = [path / f"{file.stem}.pt" for path in file.parent.parent.glob("step-*") if path != file.parent]
+        other = chance.choice(others if how == "another part" else older)
+        for end in (".pt", ".sha256"):
+            shutil.copy(other.with_suffix(end), file.with_suffix(end))
+        return
+    if how == "a bit":
+        raw[place] ^= 1 << chance.randrange(8)
+    elif how == "zeros":
+        raw[place : place + 512] = bytes(len(raw[place : place + 512]))
+    elif how == "cut":
+        del raw[place:]
+    elif how == "empty":
+        raw.clear()
+    else:
+        raw += bytes([chance.randrange(256)])
+    file.write_bytes(raw)
+
+
+def damaged_on_the_way(story: Scenario) -> str:
+    """Bytes of a message are changed: for all who hear it, or for one of them."""
+    chance = story.chance
+    side = chance.choice(("send", "hear"))
+    fault = Fault(
+        what=side, rank=story.victim, step=chance.randint(0, STEPS - SAVE_EVERY), detail=chance.choice(DAMAGES),
+        seed=chance.randrange(2**30),
+    )  # fmt: skip
+    story.what = f"what rank {fault.rank} of {story.ranks} {side}s is changed in step {fault.step}: {fault.detail}"
+    job = story.job(fault, check_every=1, timeout_seconds=8.0)
+    ends = story.struck(job)
+    story.all_said(ends)
+    if len(kept(ends)) == len(ends):
+        story.finished(ends)
+        story.same(ends)
+        return "same bits"
+    story.resumed()
+    return "restarted"
+
+
+def storm(story: Scenario) -> str:
+    """Gradients are not finite on some ranks in some steps: these are skipped, and nothing of it is remembered."""
+    chance = story.chance
+    faults = [
+        Fault(
+            what="poison", rank=chance.randrange(story.ranks), step=chance.randint(1, STEPS),
+            detail=chance.choice(POISONS), seed=chance.randrange(2**30),
+        )
+        for _ in range(chance.randint(1, 4))
+    ]  # fmt: skip
+    story.what = ", ".join(f"{f.detail} on rank {f.rank} in step {f.step}" for f in faults)
+    ends = done(story.job(*faults), LIMIT_SECONDS)
+    story.finished(ends)
+    if not any(ended.result["skipped_steps"] for ended in ends):
+        raise FaultError("LOST: no step was skipped")
+    story.in_band(ends[0].result["final_loss"])
+    return "went on"
+
+
+def pause(story: Scenario) -> str:
+    """A rank stands still: for less than an exchange waits nothing is lost, for more all say so."""
+    short = story.chance.random() < 0.5
+    fault = replace(story.draw_point(), what="pause")
+    seconds = story.chance.uniform(0.3, 1.5) if short else _SHORT_SECONDS + 4.0
+    timeout = 20.0 if short else _SHORT_SECONDS
+    story.what = (
+        f"rank {fault.rank} of {story.ranks} stands still for {seconds:.1f} s, {fault.point}, step {fault.step}; "
+        f"an exchange waits {timeout:g} s"
+    )
+
+    def strike(running: Running) -> None:
+        time.sleep(seconds)
+        running.signal(fault.rank, signal.SIGCONT)
+
+    ends = story.struck(story.job(fault, timeout_seconds=timeout), strike)
+    story.all_said(ends)
+    story.same(ends) if len(kept(ends)) == len(ends) else story.resumed()
+    if short and len(kept(ends)) < len(ends):
+        raise FaultError(f"LOST: the pause was shorter than an exchange waits: {[e.in_words[:200] for e in ends]}")
+    return "same bits" if len(kept(ends)) == len(ends) else "restarted"
+
+
+def cut(story: Scenario) -> str:
+    """A host's cable is pulled, and plugged in again: in time, or after the others have given up."""
+    assert story.bench.hosts is not None
+    hosts = story.bench.hosts
+    short = story.chance.random() < 0.5
+    timeout = 20.0 if short else _SHORT_SECONDS
+    seconds = story.chance.uniform(0.2, 1.5) if short else timeout + 5.0
+    mark = replace(story.draw_point(), what="mark", rank=story.victim, point=story.chance.choice(("batch", "talk")))
+    story.what = (
+        f"the cable of host {story.victim} of {story.ranks} is out for {seconds:.1f} s from step {mark.step} on; "
+        f"an exchange waits {timeout:g} s"
+    )
+
+    def strike(running: Running) -> None:
+        hosts.connect(story.victim, up=False)
+        try:
+            last = time.monotonic() + seconds
+            while time.monotonic() < last and (short or running.alive()):
+                time.sleep(0.05)
+        finally:
+            hosts.connect(story.victim, up=True)
+
+    with story.bench.at_the_hosts:
+        ends = story.struck(story.job(mark, timeout_seconds=timeout, hosts=hosts), strike)
+    story.all_said(ends)
+    if short:
+        story.same(ends)
+        return "same bits"
+    if kept(ends):
+        raise FaultError(f"LOST: a rank finished without the others: {[e.in_words[:100] for e in ends]}")
+    story.resumed()
+    return "restarted"
+
+
+def clocks_apart(story: Scenario) -> str:
+    """The clocks of one rank are days away, run faster or slower, and leap: nothing depends on them."""
+    fault = Fault(
+        what="clock", rank=story.victim, step=story.chance.randint(1, STEPS), seed=story.chance.randrange(2**30)
+    )
+    story.what = f"the clocks of rank {story.victim} of {story.ranks} are wrong, and leap in step {fault.step}"
+    story.same(story.struck(story.job(fault)))
+    return "same bits"
