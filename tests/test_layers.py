@@ -13,7 +13,7 @@ import laconic
 ROOT = Path(laconic.__file__).parent
 ROWS = [
     {"segments", "errors", "stats", "arguments", "layout", "collectives"},
-    {"costs", "sizes", "spectrum", "pace", "coding"},
+    {"costs", "sizes", "spectrum", "pace", "coding", "seals"},
     {"types", "descent"},
     {"kernels", "memory", "ledger", "clipping", "guard", "efficiency", "linkfit", "shards", "unfinished"},
     {"wire", "codecs"},

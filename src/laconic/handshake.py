@@ -11,9 +11,9 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from laconic.collectives import AllGather, Reply, Request
+from laconic import seals
+from laconic.collectives import Reply, Request
 from laconic.errors import GroupError
 
 _TEXT_BYTES = 4096
@@ -68,14 +68,16 @@ def _first_difference(
 
 
 def _gather_numbers(numbers: list[int], device: torch.device) -> Generator[Request, Reply, list[list[int]]]:
-    rows = yield AllGather(send=torch.tensor(numbers, dtype=torch.int64).view(torch.uint8).to(device))
-    table: list[list[int]] = rows.cpu().view(torch.int64).tolist()
+    mine = torch.tensor(numbers, dtype=torch.int64).view(torch.uint8).to(device)
+    rows = yield from seals.gathered(mine, "the handshake")
+    table: list[list[int]] = rows.cpu().contiguous().view(torch.int64).tolist()
     return table
 
 
 def _gather_texts(text: str, device: torch.device) -> Generator[Request, Reply, list[str]]:
     raw = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
-    rows: Tensor = yield AllGather(send=torch.frombuffer(bytearray(raw), dtype=torch.uint8).to(device))
+    mine = torch.frombuffer(bytearray(raw), dtype=torch.uint8).to(device)
+    rows = yield from seals.gathered(mine, "the handshake")
     return [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in rows.cpu()]
 
 

@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from laconic import kernels, wire
+from laconic import kernels, seals, wire
 from laconic.codecs import Exact
 from laconic.coding import Codec, padded
 from laconic.collectives import AllGather, Reply, Request
@@ -32,9 +32,9 @@ from laconic.segments import Segments
 from laconic.types import Compressor, Envelope, Gathered, Mean, Payload, Plan, Steps
 
 _DIGEST_BYTES = 8
-# In the first word the digest comes first, then what the leader has chosen.
-_COUNT_AT = 32
-_DIGEST, _TOO_MANY = (1 << _COUNT_AT) - 1, 1 << 31
+# In the first word the digest comes first, then what the leader has chosen, then a seal of both.
+_COUNT_AT, _SEAL_AT = 20, 48
+_DIGEST, _TOO_MANY = (1 << _COUNT_AT) - 1, 1 << _SEAL_AT - _COUNT_AT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,14 +167,25 @@ def _agreed(own: wire.Header, count: int, leader: int, device: torch.device) -> 
     It would wait for what nobody sends, and others for its message.
     """
     said = (wire.VERSION, own.fingerprint, own.step, own.rates, own.value_bytes, own.written)
-    word = torch.tensor([zlib.crc32(repr(said).encode()) | count << _COUNT_AT], dtype=torch.int64)
-    rows = yield AllGather(send=word.view(torch.uint8).to(device))
-    words: list[int] = rows.cpu().contiguous().view(torch.int64).flatten().tolist()
+    rows = yield AllGather(send=_first_word(zlib.crc32(repr(said).encode()) & _DIGEST, count).to(device))
+    heard = rows.cpu()
+    words: list[int] = heard.contiguous().view(torch.int64).flatten().tolist()
+    counts = [word >> _COUNT_AT & (_TOO_MANY - 1) for word in words]
+    for rank, (word, theirs, row) in enumerate(zip(words, counts, heard, strict=True)):
+        if not torch.equal(row, _first_word(word & _DIGEST, theirs)):
+            raise seals.damage(rank, "the first word")
     if len({word & _DIGEST for word in words}) > 1:
-        rows = yield AllGather(send=own.words(device).view(torch.uint8))
+        rows = yield AllGather(send=wire.seal_(own.words(device).view(torch.uint8)))
         nothing = Plan(known=slice(0, 0), known_sizes=())
-        wire.read_headers(rows.cpu(), own, nothing, torch.empty(len(rows), 0, dtype=torch.int64))
-    return words[leader] >> _COUNT_AT
+        none = torch.empty(len(rows), 0, dtype=torch.int64)
+        wire.read_headers(rows.cpu(), own, nothing, none, seals.sums(rows.cpu()))
+    return counts[leader]
+
+
+def _first_word(digest: int, count: int) -> Tensor:
+    """Return the eight bytes of the first round."""
+    plain = torch.tensor([digest | count << _COUNT_AT], dtype=torch.int64)
+    return (plain | seals.short_of(plain, 64 - _SEAL_AT) << _SEAL_AT).view(torch.uint8)
 
 
 def _following(plan: Plan, led: wire.Message) -> Plan:

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
-from laconic.collectives import AllGather, Reply, Request
+from laconic import seals
+from laconic.collectives import Reply, Request
 from laconic.integrations.wire import Wire
 from laconic.stats import Waits
 
@@ -59,6 +60,7 @@ class Waiting:
 
 
 def _table(numbers: list[float], device: torch.device) -> Generator[Request, Reply, list[list[float]]]:
-    rows = yield AllGather(send=torch.tensor(numbers, dtype=torch.float64).to(device).view(torch.uint8))
+    mine = torch.tensor(numbers, dtype=torch.float64).to(device)
+    rows = yield from seals.gathered(mine.view(torch.uint8), "what was told")
     table: list[list[float]] = rows.cpu().contiguous().view(torch.float64).tolist()
     return table

@@ -9,24 +9,24 @@ start at multiples of 8 bytes, and unused room is zero.
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from laconic.coding import padded
-from laconic.errors import GroupError, WireError
+from laconic.errors import WireError
 from laconic.shards import Part, Shard
 from laconic.spectrum import SPECTRUM_BYTES, Spectrum
-from laconic.wire.header import HEADER_BYTES, VERSION, Header, Received, read_said
+from laconic.wire.first_word import chosen_by, first_word, seal_parts_
+from laconic.wire.header import HEADER_BYTES, Header, Received, read_said, seal_, with_totals
 from laconic.wire.message import Frame
 from laconic.wire.parts import Bodies, Entries, read_parts
 from laconic.wire.sheet import Sheet, sheet_of
 
 _WORD = 8
-_MARK = 0xA0 | VERSION
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,11 +161,17 @@ class Deal:
 
     def give(self, bodies: Bodies, had: Tensor, wanted: Tensor, own: Header) -> Tensor:
         """Return what goes to the ranks, one behind the other; this one ``had`` so many entries for each."""
-        words = ((had << 32) + _word(own)).view(torch.uint8).split(_WORD)
+        words = ((had << 32) + first_word(own)).view(torch.uint8).split(_WORD)
         each = zip(words, self.shards, bodies.raw, strict=True)
-        return torch.cat(
+        out = torch.cat(
             [raw for word, shard, body in each for raw in (word, self.wanted_bytes(wanted, shard), *body)]
         )
+        return seal_parts_(out, self._begins)
+
+    @cached_property
+    def _begins(self) -> tuple[int, ...]:
+        """At which word of what a rank gives each part begins."""
+        return tuple(accumulate((size // _WORD for size in self.given_bytes), initial=0))
 
     def hear(self, reply: Tensor, own: Header) -> Heard:
         """Read what every rank gave; raise if one is malformed, or at another step."""
@@ -173,9 +179,10 @@ class Deal:
         if reply.numel() != self.ranks * size:
             raise WireError(f"the ranks gave {reply.numel()} bytes, the plan says {self.ranks * size}.")
         rows, start = reply.view(self.ranks, size), _WORD + self._wanted_bytes(shard)
-        said = rows[:, :start].cpu()
+        begin = self._begins[self.rank]
+        said, totals = with_totals(rows, start, first=begin)
         words: list[int] = said[:, :_WORD].contiguous().view(torch.int64).flatten().tolist()
-        had = [_had(word, own, rank=rank) for rank, word in enumerate(words)]
+        had = chosen_by(words, totals.tolist(), own, begin)
         wanted = self._wanted_of(said[:, _WORD:], shard)
         most = self._most(shard)
         for rank, (count, some) in enumerate(zip(had, wanted, strict=True)):
@@ -211,14 +218,14 @@ class Deal:
         ]
         for start, part in parts:
             out[start : start + part.numel()] = part
-        return out
+        return seal_(out)
 
     def learn(self, rows: Tensor, own: Header) -> Learnt:
         """Read what every rank tells; raise if one is malformed, or from another run."""
         if rows.shape[1] != self.message_bytes:
             raise WireError(f"a message has {rows.shape[1]} bytes, the plan says {self.message_bytes}.")
-        said = rows[:, : max(self._body(shard) for shard in self.shards)].cpu()
-        headers = read_said(said, own, self.frame.plan, most=[shard.result.room for shard in self.shards])
+        said, totals = with_totals(rows, max(self._body(shard) for shard in self.shards))
+        headers = read_said(said, own, self.frame.plan, totals, most=[shard.result.room for shard in self.shards])
         numbers: list[list[int]] = (
             said[:, HEADER_BYTES : self._spectrum].contiguous().view(self.count_dtype).tolist()
         )
@@ -264,25 +271,3 @@ class Deal:
         raw = said[:, : self._wanted_bytes(shard)].contiguous().view(self.count_dtype)
         found: list[list[int]] = raw[:, : shard.told.stop - shard.told.start].tolist()
         return found
-
-
-def _word(own: Header) -> int:
-    """Return the first word of a part, but for the count."""
-    agreed = f"{own.fingerprint} {own.rates} {own.value_bytes} {own.written}"
-    return _MARK | (own.step & 0xFF) << 8 | (zlib.crc32(agreed.encode()) & 0xFFFF) << 16
-
-
-def _had(word: int, own: Header, *, rank: int) -> int:
-    """Return the count in the first word of a part; raise unless the rest is what this rank would write."""
-    if word & 0xFF != _MARK:
-        raise WireError(
-            f"rank {rank} sent bytes that are not a laconic message of version {VERSION} (first byte "
-            f"{word & 0xFF:#x}, expected {_MARK:#x}). Run the same laconic version on every rank."
-        )
-    if word & 0xFFFFFFFF != _word(own):
-        raise GroupError(
-            f"rank {rank} is at another step, or has another method, model or learning rates, while this rank is "
-            f"at step {own.step} with fingerprint {own.fingerprint} and rates {own.rates}. Run the same loop, "
-            f"schedule and checkpoint on every rank."
-        )
-    return word >> 32

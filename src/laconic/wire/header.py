@@ -11,7 +11,8 @@ word name         meaning
 5    flags        bit 0: this rank's gradient is not finite; bit 1: what it
                   owes has run away; bits 8-15: bytes of a value in memory,
                   2, 4 or 8; bits 16-23: form of values (0 float, 1 bfloat16,
-                  2 line, 3 table); bits 24-31: bits of a value, 0 for float
+                  2 line, 3 table); bits 24-31: bits of a value, 0 for float;
+                  bits 32-63: seal of the message (laconic.seals)
 6    rates        digest of learning rates and momenta; equal on all ranks
 7    loss         this rank's loss, the bits of a float64; NaN: not told
 8    pace         seconds of the step before, two float32: waited, all else
@@ -32,15 +33,18 @@ from math import isfinite, nan
 import torch
 from torch import Tensor
 
+from laconic import seals
 from laconic.coding import Form
 from laconic.errors import GroupError, WireError
 from laconic.pace import UNKNOWN_PACE, Pace
 from laconic.types import Plan
 
-VERSION = 4
+VERSION = 5
 MAGIC = int.from_bytes(b"laconic" + bytes([VERSION]), "little", signed=True)
 WORDS = 10
 HEADER_BYTES = 8 * WORDS
+# The word whose upper half has the seal.
+_FLAGS = 5
 _NOT_FINITE = 1
 _ALARMED = 2
 # Two numbers that are not known.
@@ -111,20 +115,33 @@ class Received:
     chosen: tuple[int, ...] = ()
 
 
-def read_headers(rows: Tensor, own: Header, plan: Plan, counts: Tensor) -> list[Received]:
+def seal_(message: Tensor) -> Tensor:
+    """Write the seal into the header of a message that is else whole, and return it."""
+    seals.seal_upper_half_(message, _FLAGS)
+    return message
+
+
+def with_totals(rows: Tensor, size: int, *, first: int = 0) -> tuple[Tensor, Tensor]:
+    """Return so many bytes of each row, and the sum of all of it, on the host: in one copy."""
+    totals = seals.sums(rows, first=first)
+    said = torch.cat([rows[:, :size], totals.view(torch.uint8).view(-1, 8)], 1).cpu()
+    return said[:, :size], said[:, size:].contiguous().view(torch.int64).flatten()
+
+
+def read_headers(rows: Tensor, own: Header, plan: Plan, counts: Tensor, totals: Tensor) -> list[Received]:
     """Read the header at the start of each row and check it against this rank's own.
 
-    ``counts`` has a row of counts a rank, or none. A rank that disagrees raises ``GroupError``; bytes that
-    are no header of ours raise ``WireError``.
+    ``counts`` has a row of counts a rank, or none; ``totals`` are the sums by which messages are sealed. A rank
+    that disagrees raises ``GroupError``; bytes that are no message of ours, or were damaged, raise ``WireError``.
     """
-    table = rows[:, :HEADER_BYTES].contiguous().view(torch.int64).tolist()
+    table = _words(rows, totals)
     each = zip(table, counts.tolist(), strict=True)
     return [_read(words, said, own, plan, rank=rank) for rank, (words, said) in enumerate(each)]
 
 
-def read_said(rows: Tensor, own: Header, plan: Plan, *, most: Sequence[int]) -> list[Received]:
+def read_said(rows: Tensor, own: Header, plan: Plan, totals: Tensor, *, most: Sequence[int]) -> list[Received]:
     """Read the header at the start of each row as ``read_headers`` does; rank r may send ``most[r]`` at most."""
-    table = rows[:, :HEADER_BYTES].contiguous().view(torch.int64).tolist()
+    table = _words(rows, totals)
     said = [_agreed(words, own, rank=rank) for rank, words in enumerate(table)]
     for rank, (header, limit) in enumerate(zip(said, most, strict=True)):
         if not 0 <= header.count <= limit or not 0 <= header.wanted <= plan.choosing.numel:
@@ -133,6 +150,20 @@ def read_said(rows: Tensor, own: Header, plan: Plan, *, most: Sequence[int]) -> 
                 f"room for {limit}."
             )
     return said
+
+
+def _words(rows: Tensor, totals: Tensor) -> list[list[int]]:
+    """Return the words of each header; raise unless it is one of ours, of a message as it was written."""
+    table: list[list[int]] = rows[:, :HEADER_BYTES].contiguous().view(torch.int64).tolist()
+    for rank, (words, total) in enumerate(zip(table, totals.tolist(), strict=True)):
+        if words[0] != MAGIC:
+            raise WireError(
+                f"rank {rank} sent bytes that are not a laconic message of version {VERSION} "
+                f"(first word {words[0]:#x}, expected {MAGIC:#x}). Run the same laconic version on every rank."
+            )
+        if not seals.upper_half_fits(total, words[_FLAGS], _FLAGS):
+            raise seals.damage(rank, "the message")
+    return table
 
 
 def _read(words: Sequence[int], said: Sequence[int], own: Header, plan: Plan, *, rank: int) -> Received:
@@ -156,13 +187,8 @@ def _read(words: Sequence[int], said: Sequence[int], own: Header, plan: Plan, *,
 
 
 def _agreed(words: Sequence[int], own: Header, *, rank: int) -> Received:
-    """Read a header; raise unless it is one of ours and agrees with this rank's."""
-    magic, fingerprint, step, count, wanted, flags, rates, loss, pace, change = words
-    if magic != MAGIC:
-        raise WireError(
-            f"rank {rank} sent bytes that are not a laconic message of version {VERSION} "
-            f"(first word {magic:#x}, expected {MAGIC:#x}). Run the same laconic version on every rank."
-        )
+    """Read a header; raise unless it agrees with this rank's."""
+    _, fingerprint, step, count, wanted, flags, rates, loss, pace, change = words
     theirs = {"fingerprint": fingerprint, "step": step, "rates": rates, "value_bytes": flags >> 8 & 0xFF}
     theirs["written"] = flags >> 16 & 0xFFFF
     for what, value in theirs.items():

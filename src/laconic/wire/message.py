@@ -19,7 +19,7 @@ from laconic.errors import WireError
 from laconic.kernels.copies import zeros_on
 from laconic.spectrum import SPECTRUM_BYTES, Spectrum
 from laconic.types import Payload, Plan
-from laconic.wire.header import HEADER_BYTES, Header, Received, read_headers
+from laconic.wire.header import HEADER_BYTES, Header, Received, read_headers, seal_, with_totals
 from laconic.wire.values import Shared, encode_values, on_device, read_values
 
 
@@ -140,7 +140,7 @@ def pack(
         (layout.values, written.chosen),
         (layout.positions, kernels.encode_positions(payload.positions, ends, frame.blocks)),
     )
-    out = _laid_out(parts, layout.total, device)
+    out = seal_(_laid_out(parts, layout.total, device))
     return Packed(message=out, sent=replace(payload, known=written.sent_known, values=written.sent_chosen))
 
 
@@ -166,10 +166,10 @@ def unpack(rows: Tensor, frame: Frame, own: Header) -> list[Message]:
     if rows.shape[1] != layout.total:
         raise WireError(f"a message has {rows.shape[1]} bytes, the plan says {layout.total}.")
     # One copy to the host has all that it needs to know.
-    said = rows[:, : layout.notes].cpu()
+    said, totals = with_totals(rows, layout.notes)
     counts = said[:, HEADER_BYTES : layout.spectrum].contiguous().view(frame.count_dtype)
     counts = counts[:, : len(plan.choosing) if plan.counted else 0]
-    headers = read_headers(said, own, plan, counts)
+    headers = read_headers(said, own, plan, counts, totals)
     placed = kernels.decode_positions(rows[:, layout.positions :], [list(h.chosen) for h in headers], frame.blocks)
     # What a rank chose whose gradient is not finite means nothing, and is not looked at.
     damaged = [rank for rank, h in enumerate(headers) if h.finite and not placed.good[rank]]
