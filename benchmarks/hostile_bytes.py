@@ -5,7 +5,8 @@
 Most mutations go to the loop that reads positions, the only one that follows what bytes say: its two inputs and its
 output each end where a page begins that nobody may touch (one step too far ends the process), and a canary stands
 before them. The others go as whole messages, in every form of values, through ``wire.unpack`` or to the plain twin,
-whose answer must be the same, and to both rounds of ``sharded_mean``.
+whose answer must be the same, and to both rounds of ``sharded_mean``. Seals, which would stop nearly all of them,
+fit whatever comes, as if whoever struck had sealed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from numba import njit
 from numpy.typing import NDArray
 from striking import CODECS, KINDS, Seen, mutate_
 
-from laconic import kernels, wire
+from laconic import kernels, seals, wire
 from laconic.coding import Blocks, Codec, blocks_of
 from laconic.errors import LaconicError
 from laconic.kernels import cpu_codes as loops
@@ -226,6 +227,7 @@ def main() -> None:
     """Strike, print and write."""
     options = tyro.cli(Options)
     torch.set_num_threads(1)
+    seals.short, seals.short_of = lambda *_: 0, lambda totals, _: torch.zeros_like(totals)
     facts = machine("python benchmarks/hostile_bytes.py", asdict(options))
     began, whole = time.perf_counter(), int(options.messages * options.mutations)
     parts = {name: Seen() for name in ("positions", "positions_plain", "messages", "messages_plain", "rounds")}

@@ -16,7 +16,7 @@ from laconic.codecs import Exact
 from laconic.coding import Codec
 from laconic.spectrum import SPECTRUM_BYTES
 from laconic.types import Payload, Plan
-from laconic.wire import Frame, Header, Message, Packed, pack, unpack
+from laconic.wire import HEADER_BYTES, Frame, Header, Message, Packed, pack, seal_, unpack
 
 HUGE = 2**31
 
@@ -109,6 +109,15 @@ class Letter:
     def read(self, *rows: Tensor, own: Header | None = None) -> list[Message]:
         """Read rows as they come from the ranks."""
         return unpack(torch.stack(rows), self.frame, own or self.header)
+
+
+def resealed(row: Tensor) -> Tensor:
+    """The bytes with a seal that fits, as one would make it who means harm; what can have none is as it was."""
+    if row.numel() < HEADER_BYTES or row.numel() % 8:
+        return row
+    row = row.clone()
+    row.view(torch.int64)[5] &= 0xFFFFFFFF
+    return seal_(row)
 
 
 def decoded(codec: Codec, values: Tensor, ends: Tensor, seed: int = 0) -> Tensor:

@@ -69,7 +69,7 @@ def _first_difference(
 
 def _gather_numbers(numbers: list[int], device: torch.device) -> Generator[Request, Reply, list[list[int]]]:
     mine = torch.tensor(numbers, dtype=torch.int64).view(torch.uint8).to(device)
-    rows = yield from seals.gathered(mine, "the handshake")
+    rows = yield from seals.gathered(mine, "part in the handshake")
     table: list[list[int]] = rows.cpu().contiguous().view(torch.int64).tolist()
     return table
 
@@ -77,7 +77,7 @@ def _gather_numbers(numbers: list[int], device: torch.device) -> Generator[Reque
 def _gather_texts(text: str, device: torch.device) -> Generator[Request, Reply, list[str]]:
     raw = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
     mine = torch.frombuffer(bytearray(raw), dtype=torch.uint8).to(device)
-    rows = yield from seals.gathered(mine, "the handshake")
+    rows = yield from seals.gathered(mine, "part in the handshake")
     return [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in rows.cpu()]
 
 

@@ -39,10 +39,10 @@ def compare(parts: Mapping[str, Tensor]) -> Generator[Request, Reply, Difference
     """Return what differs between ranks, the same on each; None where all have the same bits."""
     device = next(iter(parts.values())).device
     mine = torch.tensor([_digest(part) for part in parts.values()], dtype=torch.int64)
-    table = yield from seals.gathered(_in_bytes(_digest(mine), device), "the digest")
+    table = yield from seals.gathered(_in_bytes(_digest(mine), device), "digest of its model")
     if len(set(map(tuple, table.tolist()))) == 1:
         return None
-    rows = yield from seals.gathered(mine.view(torch.uint8).to(device), "the digests")
+    rows = yield from seals.gathered(mine.view(torch.uint8).to(device), "list of digests")
     each = rows.cpu().contiguous().view(torch.int64)
     unlike = (each != each[0]).any(0).tolist()
     names = tuple(name for name, differs in zip(parts, unlike, strict=True) if differs)

@@ -77,7 +77,7 @@ def upper_half_fits(total: int, value: int, word: int) -> bool:
     return short(total + (plain - value) * (2 * word + 1), 32) == value >> 32 & 0xFFFFFFFF
 
 
-def gathered(send: Tensor, who: str) -> Generator[Request, Reply, Tensor]:
+def gathered(send: Tensor, what: str) -> Generator[Request, Reply, Tensor]:
     """Return every rank's bytes, a row a rank, which travel with a seal; raise if a row is not what was sent."""
     size, filled = send.numel(), -send.numel() % _WORD
     padded = torch.cat([send, send.new_zeros(filled)]) if filled else send
@@ -85,14 +85,14 @@ def gathered(send: Tensor, who: str) -> Generator[Request, Reply, Tensor]:
     told = rows[:, -_WORD:].contiguous().view(torch.int64).flatten()
     damaged = (told != sums(rows[:, :-_WORD])).nonzero().flatten().tolist()
     if damaged:
-        raise damage(damaged[0], who)
+        raise damage(damaged[0], what)
     return rows[:, :size]
 
 
 def damage(rank: int, what: str) -> WireError:
     """Return what to raise where bytes are not those that a rank has sealed."""
     return WireError(
-        f"{what} of rank {rank} was damaged on the way: its seal does not fit. Nothing of it was used. Go on from "
+        f"rank {rank}'s {what} was damaged on the way: its seal does not fit. Nothing of it was used. Go on from "
         f"the last checkpoint, and see to the network and the memory of that host and of this one."
     )
 

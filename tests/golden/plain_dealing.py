@@ -10,7 +10,7 @@ from math import isqrt
 from golden import plain_decoder as plain
 from golden.plain_decoder import Facts, refuse_unless_equal
 
-MARK = 0xA4
+MARK = 0xA5
 Parts = list[tuple[str, int]]
 
 
@@ -21,7 +21,8 @@ def read_given(part: bytes, known_before: Facts, r: int) -> Facts:
     raw = cut_up(part, given_parts(known, here), size_of(given_parts(known, here)))
     mark, step, digest, had = struct.unpack("<BBHi", raw["word"])
     refuse_unless_equal("mark", mark, MARK)
-    refuse_unless_equal("step and digest", (step, digest), (known["step"] & 0xFF, digest_of(known)))
+    refuse_unless_equal("step", step, known["step"] & 0xFF)
+    refuse_unless_equal("digest and seal", digest, digest_of(known) ^ seal_of(part, known, r))
     plain.refuse_unless_within("entries chosen", had, 0, min(known["capacity"], here["entries"]))
     counts = read_counts(raw["counts"], known)
     return {"had": had, "wanted": counts, **read_body(raw, here["part"], known, min(had, here["part"]["room"]))}
@@ -33,6 +34,7 @@ def read_told(message: bytes, known_before: Facts, r: int) -> Facts:
     here = range_of(known, r)
     raw = cut_up(message, told_parts(known, here), told_bytes(known_before))
     says = plain.read_header(raw["header"], known)
+    refuse_unless_equal("seal", plain.seal_in(message), plain.seal_of(message))
     says["demand"], says["survived"] = struct.unpack(f"<2{known['count_letter']}", raw["demand and survived"])
     plain.refuse_unless_within("sums", says["count"], 0, here["result"]["room"])
     plain.refuse_unless_within("wanted", says["wanted"], 0, sum(s["size"] for s in known["segments"]))
@@ -45,6 +47,18 @@ def read_told(message: bytes, known_before: Facts, r: int) -> Facts:
         says["spectrum"] = plain.read_spectrum(raw["spectrum"])
     says["notes"] = list(raw["notes"])
     return says | read_body(raw, here["result"], known, says["count"])
+
+
+def seal_of(part: bytes, known: Facts, r: int) -> int:
+    """Return the seal of a part, whose first word has the digest alone where that and the seal lie."""
+    whole = part[:2] + digest_of(known).to_bytes(2, "little") + part[4:]
+    return plain.upper_bits(plain.sum_of(whole, first=sum(given_bytes(known)[:r]) // 8), 16)
+
+
+def resealed(part: bytes, known_before: Facts, r: int) -> bytes:
+    """Return a part with a seal that fits."""
+    known = with_what_follows(known_before)
+    return part[:2] + (digest_of(known) ^ seal_of(part, known, r)).to_bytes(2, "little") + part[4:]
 
 
 def given_bytes(known_before: Facts) -> list[int]:

@@ -1,4 +1,4 @@
-"""Read a message of wire format 4 with nothing but Python, as docs/wire-format.md says."""
+"""Read a message of wire format 5 with nothing but Python, as docs/wire-format.md says."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 Facts = dict[str, Any]
 
-MAGIC = b"laconic\x04"
+MAGIC = b"laconic\x05"
+GOLDEN = 0x9E3779B97F4A7C15
 WORDS = ("fingerprint", "step", "count", "wanted", "flags", "rates", "loss")
 KINDS = ("float", "bfloat16", "line", "table")
 
@@ -17,6 +18,7 @@ def read(message: bytes, known_before: Facts) -> Facts:
     known = with_what_follows(known_before)
     parts = parts_of(message, known)
     says = read_header(parts["header"], known)
+    refuse_unless_equal("seal", seal_in(message), seal_of(message))
     entries = read_counts(parts["counts"], known, says)
     if says["not_finite"]:
         return says
@@ -30,6 +32,28 @@ def read(message: bytes, known_before: Facts) -> Facts:
     says["values"] = read_values(parts["chosen values"], known, entries, numbers[first:])
     says["positions"] = read_positions(parts["upper parts"], parts["lower parts"], known["segments"], entries)
     return says
+
+
+def sum_of(raw: bytes, first: int = 0) -> int:
+    """Return S of bytes whose first word counts as that one."""
+    words = [word for (word,) in struct.iter_unpack("<Q", raw)]
+    return (GOLDEN + sum((2 * (first + i) + 1) * word for i, word in enumerate(words))) % 2**64
+
+
+def upper_bits(total: int, bits: int) -> int:
+    return total * GOLDEN % 2**64 >> 64 - bits
+
+
+def seal_in(message: bytes) -> int:
+    return int.from_bytes(message[44:48], "little")
+
+
+def seal_of(message: bytes) -> int:
+    return upper_bits(sum_of(message[:44] + bytes(4) + message[48:]), 32)
+
+
+def resealed(message: bytes) -> bytes:
+    return message[:44] + seal_of(message).to_bytes(4, "little") + message[48:]
 
 
 def with_what_follows(known: Facts) -> Facts:

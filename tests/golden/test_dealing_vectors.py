@@ -9,7 +9,8 @@ from itertools import accumulate, pairwise
 import pytest
 import torch
 
-from golden.plain_dealing import given_bytes, read_given, read_told, told_bytes
+from golden import plain_decoder as plain
+from golden.plain_dealing import given_bytes, read_given, read_told, resealed, told_bytes
 from golden.wire_cases import FILE
 from laconic.codecs import by_name
 from laconic.segments import Segments
@@ -112,7 +113,7 @@ def test_every_range_has_messages_of_the_size_of_the_longest(word):
         read_given(part[1][:-8], known, 1)
 
 
-@pytest.mark.parametrize(("at", "what"), [(0, "mark"), (1, "step"), (2, "step"), (3, "step")])
+@pytest.mark.parametrize(("at", "what"), [(0, "mark"), (1, "step"), (2, "digest"), (3, "digest")])
 def test_another_version_step_or_run_is_refused(at, what):
     (part, *_), known, _ = _parts("int4")
     with pytest.raises(ValueError, match=what):
@@ -126,20 +127,33 @@ def test_a_digest_of_other_things_is_refused(name):
         read_given(part, known | {name: known[name] + 1}, 0)
 
 
+@pytest.mark.parametrize("word", WORDS)
+def test_any_other_bytes_than_those_that_were_given_or_told_are_refused(word):
+    parts, known, _ = _parts(word)
+    for r, part in enumerate(parts):
+        for at in range(2, len(part)):
+            with pytest.raises(ValueError, match="seal"):
+                read_given(_put(part, at, part[at] ^ 1 << at % 8, "<B"), known, r)
+    message, known = _told(word)
+    for at in range(8, len(message)):
+        with pytest.raises(ValueError, match=r"seal|dtype|fingerprint|step|rates"):
+            read_told(_put(message, at, message[at] ^ 1 << at % 8, "<B"), known, known["range"])
+
+
 @pytest.mark.parametrize(("had", "what"), [(-1, "chosen"), (23, "chosen"), (7, "segment"), (9, "segment")])
 def test_a_number_of_entries_that_cannot_be_is_refused(had, what):
     (part, *_), known, _ = _parts("int4")
     with pytest.raises(ValueError, match=what):
-        read_given(_put(part, 4, had), known, 0)
+        read_given(resealed(_put(part, 4, had), known, 0), known, 0)
 
 
 def test_counts_below_zero_are_refused():
     (part, *_), known, _ = _parts("int4")
     with pytest.raises(ValueError, match="below zero"):
-        read_given(_put(part, 8, -1), known, 0)
+        read_given(resealed(_put(part, 8, -1), known, 0), known, 0)
     message, known = _told("int4")
     with pytest.raises(ValueError, match="below zero"):
-        read_told(_put(message, 80 + 8 + 72 + 8, -1), known, 1)
+        read_told(plain.resealed(_put(message, 80 + 8 + 72 + 8, -1)), known, 1)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +170,7 @@ def test_counts_below_zero_are_refused():
 def test_numbers_of_a_told_message_that_cannot_be_are_refused(at, number, letter):
     message, known = _told("exact")
     with pytest.raises(ValueError, match=r"sums|wanted"):
-        read_told(_put(message, at, number, letter), known, 1)
+        read_told(plain.resealed(_put(message, at, number, letter)), known, 1)
 
 
 def test_a_position_that_nothing_is_chosen_from_is_refused():
@@ -165,4 +179,4 @@ def test_a_position_that_nothing_is_chosen_from_is_refused():
     lower = len(middle) - 8
     assert read_given(middle, known, 1)["positions"][0] == 640
     with pytest.raises(ValueError, match="pieces"):
-        read_given(_put(middle, lower, middle[lower] & ~0x1F | 5, "<B"), known, 1)
+        read_given(resealed(_put(middle, lower, middle[lower] & ~0x1F | 5, "<B"), known, 1), known, 1)

@@ -1,4 +1,4 @@
-"""The kept messages of wire format 4, read by plain Python that knows no more than docs/wire-format.md."""
+"""The kept messages of wire format 5, read by plain Python that knows no more than docs/wire-format.md."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import struct
 import pytest
 import torch
 
-from golden.plain_decoder import read, width_of
+from golden.plain_decoder import read, resealed, width_of
 from golden.wire_cases import FILE, cases
 from laconic.coding import best_width
 from laconic.segments import Segments
@@ -36,12 +36,16 @@ def _bytes_of(floats, dtype):
 
 def _moved(message, at, by, letter="<q"):
     (word,) = struct.unpack_from(letter, message, at)
-    return message[:at] + struct.pack(letter, word + by) + message[at + struct.calcsize(letter) :]
+    return resealed(message[:at] + struct.pack(letter, word + by) + message[at + struct.calcsize(letter) :])
 
 
 def _flipped(message, bit):
     at = bit // 8
-    return message[:at] + bytes([message[at] ^ 1 << bit % 8]) + message[at + 1 :]
+    return resealed(_struck(message, at, 1 << bit % 8))
+
+
+def _struck(message, at, by):
+    return message[:at] + bytes([message[at] ^ by]) + message[at + 1 :]
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=_name)
@@ -78,10 +82,19 @@ def test_a_spectrum_lies_behind_the_counts_and_is_read_as_the_library_reads_it()
     message, known = _vector("exact-counted")
     sent = measure(torch.linspace(-3, 5, 1000), Segments.of(["w"], [1000]), turn=0)
     counts = COUNTS + 4 * len(known["segments"])
-    heard = read(message[:counts] + bytes(sent.tolist()) + message[counts:], known | {"spectrum": True})
+    longer = resealed(message[:counts] + bytes(sent.tolist()) + message[counts:])
+    heard = read(longer, known | {"spectrum": True})
     library = Spectrum.read(sent)
     assert heard["spectrum"] == {"top": library.top, "entries": [int(count) for count in library.counts]}
     assert heard["notes"] == [1, 0, 2]
+
+
+@pytest.mark.parametrize("name", ["int4-full", "exact-counted"])
+def test_any_other_bytes_than_those_that_were_written_are_refused(name):
+    message, known = _vector(name)
+    for at in range(len(message)):
+        with pytest.raises(ValueError, match=r"seal|magic|dtype"):
+            read(_struck(message, at, 1 << at % 8), known)
 
 
 @pytest.mark.parametrize("name", ["int4-full", "int4-counted"])
@@ -187,7 +200,7 @@ def test_a_message_of_another_size_is_refused(vector):
 def test_what_is_not_finite_is_read_no_further_than_its_counts():
     message, known = _vector("exact-full")
     poisoned = _flipped(message, 8 * FLAGS)
-    damaged = poisoned[:-32] + bytes(32)
+    damaged = resealed(poisoned[:-32] + bytes(32))
     assert read(damaged, known)["not_finite"]
     assert "values" not in read(damaged, known)
     # Its count need not fill the rooms, for what is not a number is not chosen.

@@ -1,4 +1,4 @@
-"""Messages whose bytes are kept in wire_v4.json: run this file to write them anew when the version changes."""
+"""Messages whose bytes are kept in wire_v5.json: run this file to write them anew when the version changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from laconic.spectrum import Spectrum, measure
 from laconic.types import Payload, Plan
 from laconic.wire import Deal, Entries, Frame, Header, Numbers, pack, write_parts
 
-FILE = Path(__file__).with_name("wire_v4.json")
+FILE = Path(__file__).with_name("wire_v5.json")
 _SIZES, _ROOMS = (300, 0, 70, 5000), (4, 0, 30, 9)
 _FULL = {0: [0, 7, 150, 299], 2: [*range(0, 58, 2), 69], 3: [3, 4, 5, 700, 701, 2500, 4000, 4998, 4999]}
 _SOME = {0: [150, 299], 3: [3, 700, 2500, 4000, 4998]}

@@ -17,11 +17,11 @@ from contracts.twins import twin_of
 from contracts.vectors import segments_of
 from laconic.codecs import BFloat16, Binned, Exact, Linear, SignMean
 from laconic.coding import Blocks, Codec, blocks_of
-from laconic.errors import LaconicError
+from laconic.errors import LaconicError, WireError
 from laconic.kernels import Placed, reference_coding
 from laconic.wire import HEADER_BYTES
 from laconic.wire.header import MAGIC
-from letters import Letter, a_letter
+from letters import Letter, a_letter, resealed
 
 # One codec for each form that values are written in.
 FORMS: list[Codec] = [Exact(), BFloat16(), *(Linear(bits=b) for b in (2, 4, 8)), SignMean()]
@@ -99,7 +99,7 @@ MUTATIONS: list[Mutation] = [_flips, _flips_in_positions, _noise, _splice, _size
 
 def _survives(letter: Letter, raw: bytearray) -> bool:
     """Read bytes; True if they were read, and then they must be entries that can be. No other error may come."""
-    row = torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
+    row = resealed(torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8))
     before = row.clone()
     try:
         (message,) = letter.read(row)
@@ -135,6 +135,22 @@ def test_mutated_messages_are_refused_or_read_as_entries_that_can_be(codec, muta
         read += sum(_survives(letter, mutation(source, letter, bytearray(whole))) for _ in range(10))
     # Where everything is refused nothing was tried; a row of another size must be.
     assert (read == 0) == (mutation is _sizes)
+
+
+@pytest.mark.parametrize("codec", FORMS, ids=str)
+def test_without_a_seal_that_fits_no_change_passes(codec):
+    """Values too: nothing else would tell that one was changed."""
+    source = Random(f"seal {codec}")
+    for _ in range(20):
+        letter = a_letter(source, codec)
+        row = letter.row()
+        for _ in range(10):
+            struck = row.clone()
+            for _ in range(source.choice([1, 1, 2, 7])):
+                struck[source.randrange(8, len(row))] ^= source.randrange(1, 256)
+            if not torch.equal(struck, row):
+                with pytest.raises(WireError, match=r"rank 1's message was damaged on the way"):
+                    letter.read(row, struck)
 
 
 @settings(max_examples=150)

@@ -13,12 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.vectors import segments_of
+from laconic import seals
 from laconic.coding import Form
 from laconic.errors import GroupError, WireError
 from laconic.pace import UNKNOWN_PACE, Pace
 from laconic.types import Plan
 from laconic.wire import HEADER_BYTES, Header, read_headers
 from laconic.wire.header import Received
+from letters import resealed
 
 CPU = torch.device("cpu")
 CAPACITY = 10
@@ -40,13 +42,13 @@ def _words(header: Header) -> list[int]:
 
 def _read(own: Header, *rows: Header | list[int]) -> list[Received]:
     words = [_words(row) if isinstance(row, Header) else row for row in rows]
-    table = torch.tensor(words, dtype=torch.int64).view(torch.uint8)
-    return read_headers(table, own, PLAN, torch.empty(len(rows), 0, dtype=torch.int32))
+    table = torch.stack([resealed(torch.tensor(each).view(torch.uint8)) for each in words])
+    return read_headers(table, own, PLAN, torch.empty(len(rows), 0, dtype=torch.int32), seals.sums(table))
 
 
 def _read_counted(header: Header, *counts: int) -> Received:
-    row = header.words(CPU).view(torch.uint8).unsqueeze(0)
-    return read_headers(row, OWN, COUNTED, torch.tensor([counts], dtype=torch.int32))[0]
+    row = resealed(header.words(CPU).view(torch.uint8)).unsqueeze(0)
+    return read_headers(row, OWN, COUNTED, torch.tensor([counts], dtype=torch.int32), seals.sums(row))[0]
 
 
 def _changed(word: int, value: int) -> list[int]:
@@ -102,7 +104,7 @@ def test_the_words_stand_where_the_format_says():
     told = replace(OWN, loss=2.5, pace=Pace(waited=0.5, rest=0.25), change=_pair(-1.5, 3.0))
     words = _words(replace(told, finite=False, alarmed=True))
     assert len(words) * 8 == HEADER_BYTES
-    assert struct.pack("<q", words[0]) == b"laconic\x04"
+    assert struct.pack("<q", words[0]) == b"laconic\x05"
     assert words[1:5] == [11, 22, 10, 12]
     assert words[5] == 1 | 2 | 4 << 8
     assert words[6] == 33
@@ -257,10 +259,10 @@ def test_an_impossible_count_is_refused_with_rank_count_and_rooms(count, wanted)
         _read(OWN, OWN, bad)
 
 
-@pytest.mark.parametrize("magic", [0, -1, int.from_bytes(b"laconic\x03", "little")])
+@pytest.mark.parametrize("magic", [0, -1, int.from_bytes(b"laconic\x04", "little")])
 def test_bytes_that_are_no_message_of_this_version_are_refused(magic):
     with pytest.raises(
-        WireError, match=rf"rank 1 sent .*not a laconic message of version 4 .*{magic:#x}, expected"
+        WireError, match=rf"rank 1 sent .*not a laconic message of version 5 .*{magic:#x}, expected"
     ):
         _read(OWN, OWN, _changed(0, magic))
 

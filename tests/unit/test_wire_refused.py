@@ -13,7 +13,7 @@ from torch import Tensor
 from laconic.codecs import BFloat16, Exact, Linear, OneBit, SignMean, TernGrad
 from laconic.errors import GroupError, WireError
 from laconic.wire import HEADER_BYTES
-from letters import Letter, Part
+from letters import Letter, Part, resealed
 
 # A bitmap of ten, and of thirty-two entries two: three lower bits each.
 SMALL = Letter(
@@ -30,7 +30,7 @@ def _written(upper: int, lower: int = 3 | 5 << 3) -> Tensor:
     row = SMALL.row()
     raw = upper.to_bytes(8, "little") + lower.to_bytes(8, "little")
     row[SMALL.frame.layout.positions :] = torch.tensor(list(raw), dtype=torch.uint8)
-    return row
+    return resealed(row)
 
 
 def _bits(*places: int) -> int:
@@ -105,6 +105,7 @@ def test_another_form_of_values_is_refused(ours, theirs):
     letter, other = replace(SMALL, codec=ours), replace(SMALL, codec=theirs)
     row = torch.zeros(letter.frame.total, dtype=torch.uint8)
     row[:HEADER_BYTES] = other.row()[:HEADER_BYTES]
+    row = resealed(row)
     match = rf"rank 1 is at written {other.header.written} while this rank is at written {letter.header.written}"
     with pytest.raises(GroupError, match=match):
         letter.read(letter.row(), row)
@@ -125,7 +126,7 @@ def test_wrong_counts_behind_the_header_are_refused_with_the_rank(counts):
     row[HEADER_BYTES : HEADER_BYTES + 12] = torch.tensor(counts, dtype=torch.int32).view(torch.uint8)
     told = rf"\(\[{', '.join(map(str, counts))}\]\)"
     with pytest.raises(WireError, match=rf"rank 1 says it sends 5 of 5 entries {told}"):
-        SMALL.read(SMALL.row(), row)
+        SMALL.read(SMALL.row(), resealed(row))
 
 
 def test_where_nobody_counts_all_room_is_used():

@@ -173,7 +173,7 @@ def _agreed(own: wire.Header, count: int, leader: int, device: torch.device) -> 
     counts = [word >> _COUNT_AT & (_TOO_MANY - 1) for word in words]
     for rank, (word, theirs, row) in enumerate(zip(words, counts, heard, strict=True)):
         if not torch.equal(row, _first_word(word & _DIGEST, theirs)):
-            raise seals.damage(rank, "the first word")
+            raise seals.damage(rank, "first word")
     if len({word & _DIGEST for word in words}) > 1:
         rows = yield AllGather(send=wire.seal_(own.words(device).view(torch.uint8)))
         nothing = Plan(known=slice(0, 0), known_sizes=())

@@ -61,6 +61,6 @@ class Waiting:
 
 def _table(numbers: list[float], device: torch.device) -> Generator[Request, Reply, list[list[float]]]:
     mine = torch.tensor(numbers, dtype=torch.float64).to(device)
-    rows = yield from seals.gathered(mine.view(torch.uint8), "what was told")
+    rows = yield from seals.gathered(mine.view(torch.uint8), "row of a table")
     table: list[list[float]] = rows.cpu().contiguous().view(torch.float64).tolist()
     return table

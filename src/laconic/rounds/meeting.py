@@ -23,7 +23,7 @@ class Meeting:
     ) -> list[list[float]]:
         """Return every rank's numbers, a row a rank."""
         mine = torch.tensor(numbers, dtype=torch.float64).to(self._device)
-        rows = self._hold(seals.gathered(mine.view(torch.uint8), "what was told"), what)
+        rows = self._hold(seals.gathered(mine.view(torch.uint8), "row of a table"), what)
         table: list[list[float]] = rows.cpu().contiguous().view(torch.float64).tolist()
         return table
 

@@ -78,6 +78,9 @@ def hold(group: dist.ProcessGroup, rank: int, where: str, error: Exception) -> s
         thread.join(seconds + _GRACE_SECONDS)
         lost = found.lost if found.ended else "it does not answer"
         return sentence(dict(found.heard), ranks, rank=rank, seconds=seconds, lost=lost)
+    except KeyError:
+        # A group that torch.distributed does not list: those of a quorum are told by its lighthouse.
+        return "Of the other ranks nothing can be asked in a group of this kind."
     except Exception as failure:
         # The error that brought us here must be told, whatever else goes wrong.
         return f"Nothing is known of the other ranks: {failure}"

@@ -162,7 +162,7 @@ def _words(rows: Tensor, totals: Tensor) -> list[list[int]]:
                 f"(first word {words[0]:#x}, expected {MAGIC:#x}). Run the same laconic version on every rank."
             )
         if not seals.upper_half_fits(total, words[_FLAGS], _FLAGS):
-            raise seals.damage(rank, "the message")
+            raise seals.damage(rank, "message")
     return table
 
 
