@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import logging
 import os
 import random
 import signal
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -106,7 +108,10 @@ def _serve(place: Path) -> None:
 
 
 def _worker(name: str, address: str, word: str, death: int | None, moment: str, folder: Path) -> None:
-    logging.getLogger("torchft").setLevel(logging.CRITICAL)
+    for talks in ("torchft", "laconic"):
+        logging.getLogger(talks).setLevel(logging.CRITICAL)
+    # torchft's server tells of every request there.
+    sys.stderr = io.StringIO()
     torch.set_num_threads(1)
     try:
         said = _train(name, address, word, death, moment)

@@ -33,15 +33,19 @@ from laconic.lab.show import Show
 from laconic.lab.signals import noted_wishes
 from laconic.lab.talk import Talk
 
-# What torch has to say of lost connections, in many lines, is not what is looked at here.
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["torch._dynamo", "sklearn.datasets", "laconic.lab.session", "fault_warm"])
 _GLANCE_SECONDS = 0.02
 _HOST_PORT = 29641
 _CLONE_NEWNET = 0x40000000
 # What a run of ours may raise: each says what was wrong and what to do.
 CLEAR = ("AgreedError", "ExchangeError", "GroupError", "LaconicError", "OSError", "WireError")
+
+
+def get_ready() -> None:
+    """Say what the process that ranks are forked off imports once; before the first of them."""
+    # What torch has to say of lost connections, in many lines, is not what is looked at here.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    context.set_forkserver_preload(["torch._dynamo", "sklearn.datasets", "laconic.lab.session", "fault_warm"])
 
 
 @dataclass(frozen=True, kw_only=True)

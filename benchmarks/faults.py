@@ -27,6 +27,7 @@ import fault_quorum
 import fault_torchrun
 import tyro
 from fault_bench import Bench, FaultError, Scenario
+from fault_ranks import get_ready
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -111,6 +112,7 @@ def main() -> None:
         for kind in wanted
         for number in range(max(1, round(share * KINDS[kind][1])))
     ]
+    get_ready()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="laconic-faults-") as scratch, _hosts(wanted) as hosts:
         rows = list(_made(plan, Bench(Path(scratch), hosts), options.jobs, console))

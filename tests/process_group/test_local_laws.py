@@ -103,7 +103,7 @@ def test_bytes_fall_as_rounds_grow_and_the_numbers_are_right(pool, kind, every):
         assert (stats.steps, stats.syncs, stats.every, stats.skipped_steps) == (2 * every, 2, every, 0)
         assert stats.dense_bytes == 2 * every * 4 * numel
         # A row of ten numbers goes before each drift.
-        assert stats.wire_bytes == travelled == 2 * (4 * numel + 88)
+        assert stats.wire_bytes == travelled == 2 * (4 * numel + 96)
         assert stats.clipped_share == 0.0
         assert 0 <= stats.drift < stats.drift_bound == inf
         assert stats.drift > 0 or every == 1
@@ -250,7 +250,7 @@ def test_averaged_is_the_mean_and_then_each_has_its_own_again(pool, kind, step):
         assert torch.equal(mean, mine / 2 + theirs / 2)
     assert digest(a[1]) == digest(b[1])
     assert (digest(a[0]) == digest(b[0])) == (step == 4)
-    assert a[2:4] == b[2:4] == (True, (0, 88 + 4 * sum(w.numel() for w in a[0]) * (step == 3)))
+    assert a[2:4] == b[2:4] == (True, (0, 96 + 4 * sum(w.numel() for w in a[0]) * (step == 3)))
     assert a[4] == b[4]
 
 

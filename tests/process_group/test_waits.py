@@ -45,7 +45,7 @@ def test_a_rank_that_sleeps_is_named_on_every_rank(pool, kind, method):
     assert found.of_seconds >= 3 * SLEEP_SECONDS
     # The same on all ranks, kept in stats, and counted apart: two numbers a rank.
     assert [rank[:2] for rank in ranks] == [(found, found)] * 3
-    assert [rank[2:] for rank in ranks] == [(0, 16)] * 3
+    assert [rank[2:] for rank in ranks] == [(0, 24)] * 3
 
 
 def _weights_with_and_without(group):
