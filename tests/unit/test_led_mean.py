@@ -177,3 +177,15 @@ def test_with_one_threshold_no_room_travels_empty(room):
     assert mean.sent == 3 * min(room, passing)
     # A digest, a header, a count, a mean and positions of some 7 bits with a bit of value, in words of 8 bytes.
     assert world.ports[leader].wire_bytes < 8 + 80 + 8 + 8 + min(room, passing) + 24
+
+
+@pytest.mark.parametrize("bit", [0, 19, 20, 33, 47, 48, 63])
+def test_a_first_word_that_was_damaged_is_refused_by_its_rank(bit):
+    """Ranks that heard it otherwise than others would wait for other things."""
+    steps = LedMean().steps(
+        normal(100, 0), Segments.of(["w"], [100]), TopK(density=0.1, whole_below=0), Envelope(step=0, world_size=3)
+    )
+    rows = torch.stack([next(steps).send] * 3)
+    rows[2, bit // 8] ^= 1 << bit % 8
+    with pytest.raises(laconic.WireError, match="rank 2's first word was damaged on the way"):
+        steps.send(rows)

@@ -53,6 +53,25 @@ def test_a_set_is_imported_from_its_folder_or_from_those_above(ptb: Path, tmp_pa
     assert kept["notes"] == []
 
 
+def test_no_member_of_an_archive_is_written_where_its_name_leads(ptb: Path, tmp_path: Path) -> None:
+    """Names that climb, that begin at the root, and links that lead out: nothing is unpacked."""
+    (tmp_path / "from").mkdir()
+    outside = tmp_path / "outside.txt"
+    with tarfile.open(tmp_path / "from" / "ptb.tar", "w") as archive:
+        archive.add(ptb, arcname="data")
+        for name in ("../../outside.txt", str(outside), "data/../../../outside.txt"):
+            archive.addfile(tarfile.TarInfo(name))
+        link = tarfile.TarInfo("data/ptb.link.txt")
+        link.type, link.linkname = tarfile.SYMTYPE, str(outside)
+        archive.addfile(link)
+    before = set(tmp_path.rglob("*"))
+    import_set("ptb", tmp_path / "from", tmp_path / "home")
+    new = set(tmp_path.rglob("*")) - before
+    assert new
+    assert all(path.is_relative_to(tmp_path / "home") and not path.is_symlink() for path in new)
+    assert load("ptb", tmp_path / "home") == Text(name="ptb", **PTB)
+
+
 @pytest.mark.parametrize(("ending", "form"), [(".tar.gz", "gz"), (".tgz", "gz"), (".tar.xz", "xz"), (".tar", "")])
 def test_a_set_is_imported_from_an_archive(ptb: Path, tmp_path: Path, ending: str, form: str) -> None:
     (tmp_path / "from").mkdir()
