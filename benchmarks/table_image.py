@@ -60,6 +60,8 @@ METHODS = {
     **{f"sdagc c={c}, 1 bit, ahead": ahead(warm(outside(c), c)) for c in (10, 20, 40)},
     **{f"sdagc {100 * d:g}% held, int4, ahead, I=4": held(d) for d in (0.03, 0.02, 0.01)},
     "sdagc 2% held, int4, led, ahead, I=4": held(0.02, **LED),
+    **{f"sdagc {100 * d:g}% held, int4, ahead, I=2": held(d, 2) for d in (0.02, 0.01)},
+    "sdagc 2% held, 1 bit, led, ahead, I=2": held(0.02, 2, values="sign", **LED),
     "cat bits": laconic.cat("bits"),
     "spartan, 32 bits": laconic.spartan(values="exact"),
     "spartan": laconic.spartan(),

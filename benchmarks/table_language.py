@@ -115,6 +115,9 @@ THOSE_THAT_HOLD = {
     **FEWEST,
 }
 
+# Whether what rounds of 16 steps lose is made up for in a longer training.
+LONGER = {PARENT: laconic.parallel_clip(CLIP), "celgc I=16, outer momentum": celgc(16, **OUTER)}
+
 ANOTHER_TEXT = {
     PARENT: laconic.parallel_clip(CLIP),
     "celgc I=16, outer momentum": celgc(16, **OUTER),
@@ -147,6 +150,7 @@ _SIX = Row(task=PTB, training=SIX, method=laconic.dense())
 ROWS = {
     **_group("ptb, 6 epochs", _SIX, WHERE_THEY_PART | ONE_THING_ELSE),
     **_group("ptb, 10 epochs", replace(_SIX, training=replace(SIX, epochs=10.0), weight=2.0), THOSE_THAT_HOLD),
+    **_group("ptb, 20 epochs", replace(_SIX, training=replace(SIX, epochs=20.0), weight=4.0), LONGER),
     **_group("ptb, 6 epochs, momentum", replace(_SIX, training=MOMENTUM), WITH_MOMENTUM),
     **_group(
         "wikitext-2, 2 epochs",
