@@ -18,6 +18,7 @@ from typing import Any
 from fault_points import FIRST_RANK_POINTS, SAVE_POINTS, STEP_POINTS, Fault
 from fault_ranks import CLEAR, Ended, Job, Running, done, kept
 
+from laconic.lab.folder import RunFolder
 from laconic.lab.network.hosts import Hosts
 from laconic.lab.session import Trial
 from laconic.lab.spec import Spec
@@ -70,7 +71,7 @@ class Bench:
 
     def __init__(self, scratch: Path, hosts: Hosts | None) -> None:
         self.scratch, self.hosts, self.at_the_hosts = scratch, hosts, Lock()
-        self._undisturbed: dict[Key, dict[str, Any]] = {}
+        self._undisturbed: dict[Key, list[dict[str, Any]]] = {}
         self._stopped: dict[Key, Path] = {}
         self._numbers = count()
         # What several scenarios have need of at the same time is made once.
@@ -80,26 +81,26 @@ class Bench:
         """Return a place for a run that was not there before."""
         return self.scratch / f"run-{next(self._numbers)}"
 
-    def undisturbed(self, word: str, ranks: int, seed: int) -> dict[str, Any]:
-        """Return what a training comes to that nothing happens to."""
+    def undisturbed(self, word: str, ranks: int, seed: int) -> list[dict[str, Any]]:
+        """Return what a training that nothing happens to comes to on each rank."""
         key = (word, ranks, seed)
         with self._making[key]:
             if key not in self._undisturbed:
                 self._undisturbed[key] = self._made(key)
         return self._undisturbed[key]
 
-    def _made(self, key: Key) -> dict[str, Any]:
+    def _made(self, key: Key) -> list[dict[str, Any]]:
         folder = self.folder()
         ends = done(Job(trial=Trial(spec=spec_of(*key), folder=folder)), LIMIT_SECONDS)
         shutil.rmtree(folder)
         results = kept(ends)
         if len(results) < len(ends) or len({result["weights_sha256"] for result in results}) > 1:
             raise FaultError(f"UNDISTURBED: {key} did not end well: {[ended.in_words for ended in ends]}")
-        return results[0]
+        return results
 
     def band(self, word: str) -> tuple[float, float]:
         """Return the least and the largest loss of undisturbed trainings: four seeds on two to four ranks."""
-        losses = [self.undisturbed(word, ranks, seed)["final_loss"] for ranks in WORLDS for seed in SEEDS]
+        losses = [self.undisturbed(word, ranks, seed)[0]["final_loss"] for ranks in WORLDS for seed in SEEDS]
         return min(losses), max(losses)
 
     def stopped(self, word: str, ranks: int, seed: int) -> Path:
@@ -120,6 +121,11 @@ class Bench:
         return folder
 
 
+def saved_before(step: int) -> int:
+    """Return the last step before this one of which there must be a checkpoint."""
+    return max(0, step - 1) // SAVE_EVERY * SAVE_EVERY
+
+
 class Scenario:
     """One scenario: what is drawn by its seed, what happens, and how it ended."""
 
@@ -137,8 +143,8 @@ class Scenario:
         self.in_the_band: float | None = None
 
     @cached_property
-    def straight(self) -> dict[str, Any]:
-        """What an undisturbed run comes to."""
+    def straight(self) -> list[dict[str, Any]]:
+        """What an undisturbed run comes to on each rank."""
         return self.bench.undisturbed(self.word, self.ranks, self.seed)
 
     def job(self, *faults: Fault, resume: bool = False, ranks: int | None = None, **more: Any) -> Job:
@@ -163,19 +169,30 @@ class Scenario:
             if not ended.result and ended.error not in CLEAR:
                 raise FaultError(f"UNCLEAR: rank {rank} of {len(ends)}: {ended.in_words[:300]}")
 
-    def resumed(self) -> None:
-        """Go on from the last checkpoint, and raise unless the run comes to the same bits and bytes."""
-        self.same(done(self.job(resume=True), LIMIT_SECONDS))
+    def resumed(self, *, least: int) -> None:
+        """Go on from the last checkpoint, and raise unless the run comes to the same bits and bytes.
+
+        ``least``: that checkpoint must be of this step or a later one, and all ranks must have gone on from it.
+        """
+        step = RunFolder(self.folder).latest()
+        if step < least:
+            raise FaultError(f"LOST: the last checkpoint is of step {step}, and must be of {least} or later")
+        with Running(self.job(resume=True)) as running:
+            ends = running.wait(LIMIT_SECONDS)
+            went_on = len(running.owed())
+        if went_on != (self.ranks if step else 0):
+            raise FaultError(f"LOST: {went_on} of {self.ranks} ranks went on from the checkpoint of step {step}")
+        self.same(ends)
 
     def same(self, ends: Sequence[Ended]) -> None:
         """Raise unless all ranks finished with the bits, and sent the bytes, of the undisturbed run."""
         self.finished(ends)
-        for rank, ended in enumerate(ends):
+        for rank, (ended, straight) in enumerate(zip(ends, self.straight, strict=True)):
             for what in ("weights_sha256", "wire_bytes_sent_per_rank", "final_loss"):
-                if rank == 0 or what == "weights_sha256":
-                    ours, theirs = ended.result[what], self.straight[what]
-                    if ours != theirs:
-                        raise FaultError(f"LOST: {what} of rank {rank} is {ours}, undisturbed {theirs}")
+                if ended.result[what] != straight[what]:
+                    raise FaultError(
+                        f"LOST: {what} of rank {rank} is {ended.result[what]}, undisturbed {straight[what]}"
+                    )
 
     def finished(self, ends: Sequence[Ended]) -> None:
         """Raise unless all ranks finished, with equal models."""

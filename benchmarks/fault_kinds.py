@@ -13,17 +13,14 @@ A scenario ends well in one of these ways, and is a failure in every other:
 
 from __future__ import annotations
 
-import random
-import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from fault_bench import LIMIT_SECONDS, SAVE_EVERY, STEPS, WORLDS, FaultError, Scenario
+from fault_bench import LIMIT_SECONDS, SAVE_EVERY, STEPS, WORLDS, FaultError, Scenario, saved_before
 from fault_points import DAMAGES, MARK_SECONDS, POISONS, Fault, memory_of
 from fault_ranks import Running, done, kept
 
@@ -40,7 +37,7 @@ def kill(story: Scenario) -> str:
         fault = replace(fault, point=story.chance.choice(("exchange", "sent", "drain")), rank=story.victim)
     story.what = f"rank {fault.rank} of {story.ranks} is killed, {fault.point}, step {fault.step}"
     story.all_said(story.struck(story.job(fault)), killed=fault.rank)
-    story.resumed()
+    story.resumed(least=saved_before(fault.step))
     return "restarted"
 
 
@@ -62,7 +59,7 @@ def kill_at_any_time(story: Scenario) -> str:
         # It may have come to its end before.
         ends[victim] = replace(ends[victim], error="AgreedError") if ends[victim].exitcode == -9 else ends[victim]
     story.all_said(ends)
-    story.resumed()
+    story.resumed(least=saved_before(mark.step))
     return "restarted"
 
 
@@ -81,9 +78,13 @@ def other_worlds(story: Scenario) -> str:
         faults = () if last else (story.draw_point(step=least),)
         job = story.job(*faults, resume=resume, ranks=ranks)
         with Running(job) as running:
+            if faults and not running.await_strike(faults[0].rank, LIMIT_SECONDS):
+                raise FaultError(f"NOT STRUCK: {faults[0]}")
             ends = running.wait(LIMIT_SECONDS)
-            _same_debt(before, running.owed())
+            _same_debt(before, running.owed(), ranks)
         story.all_said(ends, killed=None if last else faults[0].rank)
+        if RunFolder(story.folder).latest() < saved_before(step):
+            raise FaultError(f"LOST: no checkpoint of step {saved_before(step)} or later")
         step, resume = RunFolder(story.folder).latest() + 1, True
     story.finished(ends)
     story.in_band(ends[0].result["final_loss"])
@@ -104,8 +105,12 @@ def _mean(each: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     return {name: torch.stack([one[name] for one in each]).mean(0) for name in each[0]}
 
 
-def _same_debt(before: dict[str, torch.Tensor] | None, after: Sequence[dict[str, torch.Tensor]]) -> None:
-    if before is None or not after:
+def _same_debt(
+    before: dict[str, torch.Tensor] | None, after: Sequence[dict[str, torch.Tensor]], ranks: int
+) -> None:
+    if len(after) != (ranks if before is not None else 0):
+        raise FaultError(f"LOST: {len(after)} of {ranks} ranks went on from a checkpoint")
+    if before is None:
         return
     now = _mean(after)
     if before.keys() != now.keys():
@@ -117,85 +122,6 @@ def _same_debt(before: dict[str, torch.Tensor] | None, after: Sequence[dict[str,
             raise FaultError(
                 f"LOST: what ranks went on with is {off:g} away from the mean of {name} that was saved"
             )
-
-
-def full_disk(story: Scenario) -> str:
-    """The disk has room for so much and no more; with more room the run goes on."""
-    room = int(story.chance.uniform(2e4, 1.1 * _bytes_needed(story)))
-    story.what = f"a disk of {room:,} bytes"
-    disk = story.folder
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={room}", "none", disk], check=True)
-    try:
-        story.folder = disk / "run"
-        ends = done(story.job(), LIMIT_SECONDS)
-        story.all_said(ends)
-        failed = len(kept(ends)) < len(ends)
-        subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
-        story.resumed()
-    finally:
-        subprocess.run(["umount", disk], check=True)
-    return "restarted" if failed else "same bits"
-
-
-def _bytes_needed(story: Scenario) -> int:
-    """Return about how much room a run has need of at the most."""
-    folder = story.bench.stopped(story.word, story.ranks, story.seed)
-    # Two are kept while the third is written; files take whole pages.
-    size = sum(4096 * -(-file.stat().st_size // 4096) for file in folder.rglob("*") if file.is_file())
-    shutil.rmtree(folder)
-    return size * 3 // 2
-
-
-def damaged_checkpoint(story: Scenario) -> str:
-    """A file of the last checkpoint is damaged: it is refused, and the run goes on from the one before."""
-    chance = story.chance
-    story.folder = story.bench.stopped(story.word, story.ranks, story.seed)
-    run = RunFolder(story.folder)
-    last = story.folder / "checkpoints" / f"step-{run.latest():08d}"
-    file = chance.choice(sorted(path for path in last.iterdir() if path.is_file()))
-    how = chance.choice(("a bit", "zeros", "cut", "empty", "longer", "gone", "another part", "an older part"))
-    story.what = f"{file.name} of the last checkpoint: {how}"
-    before = file.read_bytes()
-    _damage(file, how, chance)
-    unlike = not file.exists() or file.read_bytes() != before
-    ends = done(story.job(resume=True), LIMIT_SECONDS)
-    if file.name == "sealed" or not unlike:
-        # It holds nothing but its name: without it the one before counts.
-        story.same(ends)
-        return "same bits"
-    story.all_said(ends)
-    if kept(ends) or not all(file.stem in ended.message for ended in ends):
-        raise FaultError(f"LOST: it was not refused by its name: {[e.in_words[:200] for e in ends]}")
-    shutil.rmtree(last)
-    story.resumed()
-    return "refused"
-
-
-def _damage(file: Path, how: str, chance: random.Random) -> None:
-    raw = bytearray(file.read_bytes())
-    place = chance.randrange(len(raw))
-    if how == "gone":
-        file.unlink()
-        return
-    if how in ("another part", "an older part") and file.suffix in (".pt", ".sha256"):
-        others = [path for path in file.parent.glob("*.pt") if path.stem != file.stem]
-        older = [path / f"{file.stem}.pt" for path in file.parent.parent.glob("step-*") if path != file.parent]
-        other = chance.choice(others if how == "another part" else older)
-        for end in (".pt", ".sha256"):
-            shutil.copy(other.with_suffix(end), file.with_suffix(end))
-        return
-    if how == "a bit":
-        raw[place] ^= 1 << chance.randrange(8)
-    elif how == "zeros":
-        raw[place : place + 512] = bytes(len(raw[place : place + 512]))
-    elif how == "cut":
-        del raw[place:]
-    elif how == "empty":
-        raw.clear()
-    else:
-        raw += bytes([chance.randrange(256)])
-    file.write_bytes(raw)
 
 
 def damaged_on_the_way(story: Scenario) -> str:
@@ -211,10 +137,11 @@ def damaged_on_the_way(story: Scenario) -> str:
     ends = story.struck(job)
     story.all_said(ends)
     if len(kept(ends)) == len(ends):
-        story.finished(ends)
         story.same(ends)
         return "same bits"
-    story.resumed()
+    if not any(ended.error in ("GroupError", "WireError") for ended in ends):
+        raise FaultError(f"UNCLEAR: nobody noticed the damage: {[e.in_words[:200] for e in ends]}")
+    story.resumed(least=saved_before(fault.step))
     return "restarted"
 
 
@@ -254,7 +181,10 @@ def pause(story: Scenario) -> str:
 
     ends = story.struck(story.job(fault, timeout_seconds=timeout), strike)
     story.all_said(ends)
-    story.same(ends) if len(kept(ends)) == len(ends) else story.resumed()
+    if len(kept(ends)) == len(ends):
+        story.same(ends)
+    else:
+        story.resumed(least=saved_before(fault.step))
     if short and len(kept(ends)) < len(ends):
         raise FaultError(f"LOST: the pause was shorter than an exchange waits: {[e.in_words[:200] for e in ends]}")
     return "same bits" if len(kept(ends)) == len(ends) else "restarted"
@@ -290,7 +220,7 @@ def cut(story: Scenario) -> str:
         return "same bits"
     if kept(ends):
         raise FaultError(f"LOST: a rank finished without the others: {[e.in_words[:100] for e in ends]}")
-    story.resumed()
+    story.resumed(least=saved_before(mark.step))
     return "restarted"
 
 

@@ -54,11 +54,12 @@ class Fault:
 def lay(fault: Fault, struck: Path) -> None:
     """Lay the trap of a fault in this process; once it goes off ``struck`` is there."""
     trap = _Trap(fault, struck)
-    _watch_steps(trap)
     strikes: dict[str, Callable[[_Trap], None]] = {
         "poison": _lay_poison, "send": _lay_send, "hear": _lay_hear, "clock": _lay_clock,
     }  # fmt: skip
     strikes.get(fault.what, _lay_points)(trap)
+    # Last, and so first in each step: traps are to know which one it is.
+    _watch_steps(trap)
 
 
 class _Trap:
@@ -119,7 +120,7 @@ def _lay_points(trap: _Trap) -> None:
     _around(ProcessGroupTransport, "drain", lambda *_: trap.at("drain"))
     _around(RunFolder, "save_rank", lambda *_: trap.at("saving"), lambda: trap.at("written"))
     _around(RunFolder, "seal", lambda *_: trap.at("sealing"))
-    _around(folder, "write_json", lambda *_: None, lambda: trap.at("pruning"))
+    _around(folder.shutil, "rmtree", lambda *_: trap.at("pruning"))
     _around(folder, "_digest", lambda *_: trap.at("digest"))
     torch.save = _half_saved(trap, torch.save)
 
@@ -133,9 +134,11 @@ def _half_saved(trap: _Trap, save: Callable[..., None]) -> Callable[..., None]:
             return
         whole = io.BytesIO()
         save(state, whole)
-        file.write(whole.getvalue()[: trap.chance.randrange(whole.tell())])
+        half = trap.chance.randrange(whole.tell())
+        file.write(whole.getvalue()[:half])
         file.flush()
         trap.at("half a file")
+        file.write(whole.getvalue()[half:])
 
     return saved
 

@@ -69,6 +69,8 @@ def _judge(story: Scenario, workers: dict[str, Any], deaths: dict[str, int], beg
             raise FaultError(f"HUNG: {name} of {sorted(workers)}")
         if name in deaths and process.exitcode == -signal.SIGKILL:
             continue
+        if name in deaths and name in ("w0", "w1", "w2"):
+            raise FaultError(f"NOT STRUCK: {name} was not killed")
         said = story.folder / name
         if not said.exists():
             raise FaultError(f"UNCLEAR: {name} ended with {process.exitcode} and said nothing")

@@ -38,7 +38,7 @@ _GLANCE_SECONDS = 0.02
 _HOST_PORT = 29641
 _CLONE_NEWNET = 0x40000000
 # What a run of ours may raise: each says what was wrong and what to do.
-CLEAR = ("AgreedError", "ExchangeError", "GroupError", "LaconicError", "OSError", "WireError")
+CLEAR = ("AgreedError", "ExchangeError", "GroupError", "LaconicError", "WireError")
 
 
 def get_ready() -> None:
@@ -177,8 +177,7 @@ def _rank(job: Job, rank: int, port: int, notes: Path) -> None:
     try:
         words["result"] = run_joined(place, _work, job, setting=Setting(timeout_seconds=job.timeout_seconds))
     except Exception as error:
-        kind = "OSError" if isinstance(error, OSError) else type(error).__name__
-        words |= {"error": kind, "message": str(error)[:2000]}
+        words |= {"error": type(error).__name__, "message": str(error)[:2000]}
     half = notes / f"half-{rank}"
     half.write_text(json.dumps(words))
     half.replace(notes / f"said-{rank}.json")

@@ -24,7 +24,7 @@ def killed_under_torchrun(story: Scenario) -> str:
     kills = story.chance.randint(1, _RESTARTS)
     after = sorted(story.chance.sample(range(SAVE_EVERY, STEPS - SAVE_EVERY, SAVE_EVERY), kills))
     story.what = f"rank {story.victim} of {story.ranks} is killed after the checkpoints of steps {after}"
-    straight, spec = story.straight, story.job().trial.spec
+    straight, spec = story.straight[0], story.job().trial.spec
     training, task = spec.training, ["--hidden", "8", "--length", "24"]
     settings = ["steps", "batch", "rate", "momentum", "clip", "log_every", "eval_every", "seed"]
     given = [word for name in settings for word in (f"--{name.replace('_', '-')}", str(getattr(training, name)))]
@@ -51,9 +51,11 @@ def killed_under_torchrun(story: Scenario) -> str:
     try:
         for step in after:
             _await_step(story.folder, step, started)
-            with suppress(IndexError, ProcessLookupError):
-                os.kill(_ranks(started.pid)[story.victim], signal.SIGKILL)
+            os.kill(_ranks(started.pid)[story.victim], signal.SIGKILL)
+        _watch(story.folder, after[-1], started)
         out, _ = started.communicate(timeout=_LIMIT_SECONDS)
+    except (IndexError, ProcessLookupError):
+        raise FaultError("NOT STRUCK: the run had ended, or its ranks were being started anew") from None
     except subprocess.TimeoutExpired:
         raise FaultError(f"HUNG: torchrun did not end: {log.read_text()[-500:]}") from None
     finally:
@@ -70,6 +72,15 @@ def _await_step(folder: Path, step: int, started: subprocess.Popen[str]) -> None
     last = time.monotonic() + _LIMIT_SECONDS
     while RunFolder(folder).latest() < step and started.poll() is None and time.monotonic() < last:
         time.sleep(0.005)
+
+
+def _watch(folder: Path, step: int, started: subprocess.Popen[str]) -> None:
+    """Raise if a run that is started anew goes back behind a checkpoint that it had."""
+    last = time.monotonic() + _LIMIT_SECONDS
+    while started.poll() is None and time.monotonic() < last:
+        if RunFolder(folder).latest() < step:
+            raise FaultError(f"LOST: the checkpoint of step {step} is gone")
+        time.sleep(0.02)
 
 
 def _ranks(launcher: int) -> list[int]:

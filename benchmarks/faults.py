@@ -16,12 +16,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import fault_files
 import fault_kinds as kinds
 import fault_quorum
 import fault_torchrun
@@ -42,8 +43,8 @@ KINDS: dict[str, tuple[Kind, int]] = {
     "kill": (kinds.kill, 150),
     "kill at any time": (kinds.kill_at_any_time, 50),
     "other worlds": (kinds.other_worlds, 90),
-    "full disk": (kinds.full_disk, 40),
-    "damaged checkpoint": (kinds.damaged_checkpoint, 60),
+    "full disk": (fault_files.full_disk, 40),
+    "damaged checkpoint": (fault_files.damaged_checkpoint, 60),
     "damaged on the way": (kinds.damaged_on_the_way, 80),
     "storm": (kinds.storm, 50),
     "pause": (kinds.pause, 24),
@@ -106,12 +107,7 @@ def main() -> None:
     for kind in [kind for kind in wanted if kind in NEEDS_ROOT] if lacking else ():
         console.print(f"left out: {kind}, for {lacking}.")
         del wanted[kind]
-    share = options.scenarios / max(1, sum(KINDS[kind][1] for kind in wanted))
-    plan = [
-        (kind, options.first_seed + number)
-        for kind in wanted
-        for number in range(max(1, round(share * KINDS[kind][1])))
-    ]
+    plan = [(kind, options.first_seed + n) for kind, many in _dealt(options.scenarios, wanted) for n in range(many)]
     get_ready()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="laconic-faults-") as scratch, _hosts(wanted) as hosts:
@@ -121,6 +117,16 @@ def main() -> None:
         about["seconds"] = round(time.monotonic() - began, 1)
         write_json(options.out, about | {"tally": _tally(rows), "scenarios": [asdict(row) for row in rows]})
     sys.exit(0 if all(row.good for row in rows) else 1)
+
+
+def _dealt(scenarios: int, wanted: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """Yield how many of the scenarios each kind has, in proportion; those that are left go to the first kinds."""
+    weights = {kind: KINDS[kind][1] for kind in wanted}
+    many = {kind: scenarios * weight // sum(weights.values()) for kind, weight in weights.items()}
+    left = scenarios - sum(many.values())
+    for place, kind in enumerate(sorted(weights, key=lambda kind: many[kind] > 0)):
+        many[kind] += place < left
+    yield from many.items()
 
 
 @contextmanager

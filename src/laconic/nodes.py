@@ -14,7 +14,8 @@ from math import isnan, nan
 import torch
 from torch import Tensor
 
-from laconic.collectives import AllGather, AllReduce, Reply, Request, Transport, check_node_size
+from laconic import seals
+from laconic.collectives import AllReduce, Reply, Request, Transport, check_node_size
 from laconic.errors import GroupError
 from laconic.exchanges import TwoLevel
 from laconic.exchanges.two_level import UNKNOWN_NODE_SIZE
@@ -72,7 +73,7 @@ class Nodes:
         )
         raw = numbers.to(device, non_blocking=True)
         told = raw if notes is None else torch.cat([raw, notes.to(device, torch.uint8)])
-        rows = yield AllGather(send=told, among="node")
+        rows = yield from seals.gathered(told, "word within its node", among="node")
         said = [struct.unpack("<qd", bytes(row)) for row in rows[:, :_NUMBERS].tolist()]
         losses = [theirs for _, theirs in said if not isnan(theirs)]
         strangers = [place for place, (digest, _) in enumerate(said) if digest != said[0][0]]

@@ -17,7 +17,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from laconic.collectives import AllGather, Reply, Request
+from laconic.collectives import AllGather, Among, Reply, Request
 from laconic.errors import WireError
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -77,11 +77,12 @@ def upper_half_fits(total: int, value: int, word: int) -> bool:
     return short(total + (plain - value) * (2 * word + 1), 32) == value >> 32 & 0xFFFFFFFF
 
 
-def gathered(send: Tensor, what: str) -> Generator[Request, Reply, Tensor]:
+def gathered(send: Tensor, what: str, *, among: Among = "world") -> Generator[Request, Reply, Tensor]:
     """Return every rank's bytes, a row a rank, which travel with a seal; raise if a row is not what was sent."""
     size, filled = send.numel(), -send.numel() % _WORD
     padded = torch.cat([send, send.new_zeros(filled)]) if filled else send
-    rows = yield AllGather(send=torch.cat([padded, sums(padded.unsqueeze(0)).view(torch.uint8)]))
+    sealed = torch.cat([padded, sums(padded.unsqueeze(0)).view(torch.uint8)])
+    rows = yield AllGather(send=sealed, among=among)
     told = rows[:, -_WORD:].contiguous().view(torch.int64).flatten()
     damaged = (told != sums(rows[:, :-_WORD])).nonzero().flatten().tolist()
     if damaged:

@@ -287,6 +287,23 @@ def test_one_with_another_method_is_refused_and_the_others_go_on(crowd):
     assert begun[0]["workers"] == told[0]["workers"] == 2
 
 
+def test_one_with_another_method_ends_alone_where_all_have_just_come(crowd):
+    """All of them ended: none had been there before."""
+    crowd.add("a-0")
+    crowd.add("b-1")
+    crowd.add("c-2", method=laconic.local_sgd(EVERY))
+    refused = crowd.workers["c-2"][0]
+    assert refused.poll(40)
+    first = refused.recv()
+    if first.get("error") is None:
+        # The three did not meet at once: it was alone with another, as good as it, and was there before.
+        pytest.skip("two met before the third came")
+    assert first["error"] == "GroupError"
+    told = [crowd.hear("a-0"), crowd.hear("b-1")]
+    assert told[0]["agreed"] == told[1]["agreed"]
+    _check_that_nothing_is_lost([crowd.hear("a-0"), crowd.hear("b-1")])
+
+
 def test_one_that_stood_still_for_long_loses_its_round_and_no_more(crowd):
     for name in ("a-0", "b-1"):
         crowd.add(name)

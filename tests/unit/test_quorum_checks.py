@@ -49,7 +49,7 @@ def test_without_torchft_it_says_how_to_install_it(monkeypatch):
 def _compared(mine: dict[int, str], *others: dict[int, str]) -> None:
     """Let a worker hear the pasts of others, as at a meeting."""
     quorum = Quorum.__new__(Quorum)
-    quorum._past, quorum._rank, quorum._owed = mine, 0, [0.0] * (1 + len(others))
+    quorum._past, quorum._rank, quorum._owed, quorum._out = mine, 0, [0.0] * (1 + len(others)), False
     rows = [[float(zlib.crc32(repr(sorted(past.items())).encode())), i + 1.0] for i, past in enumerate(others)]
     rounds = SimpleNamespace(meeting=SimpleNamespace(table=lambda row: [row, *rows]))
     quorum._compare(rounds)
@@ -61,5 +61,6 @@ def test_one_whose_past_is_not_that_of_most_is_told_to_start_anew():
     _compared(same, same, same)
     with pytest.raises(laconic.GroupError, match="this worker kept a round that most of the 3 here did not"):
         _compared(other, same, same)
-    with pytest.raises(laconic.GroupError, match=r"workers \[2\] of 3 have another past"):
+    # The others meet again without it.
+    with pytest.raises(laconic.ExchangeError, match=r"workers \[2\] of 3 have another past"):
         _compared(same, same, other)

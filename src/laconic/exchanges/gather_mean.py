@@ -78,7 +78,7 @@ class GatherMean:
             own, message = None, torch.empty(0, dtype=torch.uint8, device=x.device)
             header = header_of(None, frame, envelope)
         rows = yield AllGather(send=message, senders=senders, size=frame.total)
-        messages = wire.unpack(rows, frame, header)
+        messages = wire.unpack(rows, frame, header, senders)
         headers = [m.header for m in messages]
         if own is not None:
             # Behind the last entry there may be room that stands for nothing.

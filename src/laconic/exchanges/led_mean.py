@@ -97,7 +97,7 @@ class LedMean:
             give_back_(x, plan, taken, packed.sent)
             message, own = packed.message, packed.sent
         rows = yield AllGather(send=message, senders=(leader,), size=first.total)
-        (led,) = wire.unpack(rows, first, header)
+        (led,) = wire.unpack(rows, first, header, (leader,))
 
         following = _following(plan, led)
         second = frame_of(following, self.values, x, envelope)
@@ -113,7 +113,7 @@ class LedMean:
         if others:
             send = message[:0] if leads else message
             rows = yield AllGather(send=send, senders=others, size=second.total)
-            followed = wire.unpack(rows, second, header)
+            followed = wire.unpack(rows, second, header, others)
             # A list of its own: ranks that share a process may share what was read.
             messages = [*followed[:leader], *messages, *followed[leader:]]
         assert own is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -20,6 +21,8 @@ from laconic.errors import ExchangeError, GroupError, LaconicError
 _MOST_FAILURES = 20
 # How often a lighthouse that does not answer is asked again; patience ends before that.
 _MOST_ASKED = 1_000_000
+# Between two looks whether enough have come.
+_PAUSE_SECONDS = 0.2
 State = dict[str, Any]
 
 
@@ -49,7 +52,7 @@ class Members:
         host = host or socket.gethostname()
         # The name of the meeting that the group was made at, the same for all who are in it.
         self.meeting = ""
-        self._waits = f"in {patience:g} s no {least} workers met at {lighthouse}."
+        self._lighthouse, self._least, self._patience = lighthouse, least, patience
         self._ends = ExitStack()
         self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
         self._group = torchft.ProcessGroupGloo(timeout=waits)
@@ -85,19 +88,32 @@ class Members:
 
     def meet(self) -> None:
         """Wait until enough are here, and have a group of them; raise ``ExchangeError`` if none could be made."""
+        last = time.monotonic() + self._patience
+        self._ask()
+        # A lighthouse may be content with fewer.
+        while self._manager.num_participants() < self._least:
+            if time.monotonic() > last:
+                raise self._nobody("too few came")
+            time.sleep(_PAUSE_SECONDS)
+            self._ask()
+        broken = self._manager.errored()
+        if broken is not None:
+            raise ExchangeError(f"the workers met, and could not be connected: {broken.original_exception}")
+
+    def _ask(self) -> None:
         try:
             with warnings.catch_warnings():
                 # What comes from another worker is read where torch has received it; it is not written to.
                 warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)
                 self._manager.start_quorum()
         except TimeoutError as error:
-            raise LaconicError(
-                f"{self._waits} Start more workers, see whether torchft_lighthouse runs there, or wait for longer "
-                f"(patience=): {error}"
-            ) from error
-        broken = self._manager.errored()
-        if broken is not None:
-            raise ExchangeError(f"the workers met, and could not be connected: {broken.original_exception}")
+            raise self._nobody(str(error)) from error
+
+    def _nobody(self, why: str) -> LaconicError:
+        return LaconicError(
+            f"in {self._patience:g} s no {self._least} workers met at {self._lighthouse}. Start more workers, see "
+            f"whether torchft_lighthouse runs there, or wait for longer (patience=): {why}"
+        )
 
     def fail(self, error: Exception) -> None:
         """Say that what this meeting was for did not succeed."""
@@ -108,7 +124,13 @@ class Members:
 
     def commit(self) -> bool:
         """End the meeting; return whether it came to a good end on this worker."""
-        good: bool = self._manager.should_commit()
+        try:
+            good: bool = self._manager.should_commit()
+        except RuntimeError as error:
+            raise LaconicError(
+                f"{_MOST_FAILURES} meetings one behind the other did not come to a good end; the log has their "
+                f"errors. See to the network between the workers, and start this one anew. ({error})"
+            ) from error
         return good
 
     def close(self) -> None:

@@ -24,6 +24,7 @@ from torch import Tensor
 from laconic.errors import ExchangeError, GroupError, WireError
 from laconic.integrations.attach import Making, attach_over
 from laconic.integrations.checks import check_quorum
+from laconic.integrations.kinds import device_of, is_another
 from laconic.integrations.link import Link
 from laconic.integrations.local import LocalSurface
 from laconic.integrations.members import Members
@@ -83,6 +84,8 @@ class Quorum:
         # This worker's rank at the last meeting that ended well (-1: at none), and what each owed when it was over.
         self._rank, self._owed = -1, [0.0]
         self._link: Link | None = None
+        # Whether this worker cannot go on with the others.
+        self._out = False
         # The meeting whose group the link talks over; empty: it is to be made anew.
         self._meeting = ""
         # At which rounds the group became another, and which: what two workers who agree have alike.
@@ -176,7 +179,9 @@ class Quorum:
             done = True
             votes = rounds.meeting.table([self.link.reducer.stats().owed_norm], "the vote that ends a round")
         except (ExchangeError, GroupError, WireError) as error:
-            if isinstance(error, GroupError) and self._rank < 0:
+            model, group = self._model, self._members.group
+            unlike = isinstance(error, GroupError) and not self._out
+            if self._out or (unlike and is_another(model, self._method, group, self._rank)):
                 raise
             _log.warning("round %d did not come to its end, and is met for again: %s", step, error)
             self._members.fail(error)
@@ -189,7 +194,7 @@ class Quorum:
 
     def _regroup(self) -> None:
         """Talk over the group of those who are here now, from where this worker stands."""
-        transport = ProcessGroupTransport(self._members.group, _device(self._model))
+        transport = ProcessGroupTransport(self._members.group, device_of(self._model))
         link = self._link
         if link is None:
             link = attach_over(transport, self._model, self._optimizer, self._method, clock=time.perf_counter)
@@ -255,13 +260,14 @@ class Quorum:
         usual, _ = Counter(told).most_common(1)[0]
         unlike = [rank for rank, one in enumerate(told) if one != usual]
         if mine != usual:
-            self._rank = -1
+            self._out = True
             raise GroupError(
                 f"this worker kept a round that most of the {len(told)} here did not, and its model is another. "
                 f"Start it anew: it will go on from theirs."
             )
         if unlike:
-            raise GroupError(f"workers {unlike} of {len(told)} have another past, and must be started anew.")
+            # They leave; the others meet again without them.
+            raise ExchangeError(f"workers {unlike} of {len(told)} have another past, and must be started anew.")
         lost = sorted(set(range(len(self._owed))) - set(ranks)) if self._rank >= 0 else []
         for rank in lost:
             _log.warning(
@@ -291,7 +297,3 @@ class Quorum:
 def _tensors(module: torch.nn.Module) -> dict[str, Tensor]:
     """Return parameters and buffers by name, those too that a module does not save."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
-
-
-def _device(module: torch.nn.Module) -> torch.device:
-    return next(p.device for p in module.parameters() if p.requires_grad)

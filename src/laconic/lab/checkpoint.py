@@ -28,6 +28,8 @@ def save(loop: Loop) -> None:
         together(loop.talk, partial(_write, loop))
         together(loop.talk, lambda: loop.folder.seal(loop.step) if loop.place.rank == 0 else None)
     except AgreedError as error:
+        if loop.place.rank == 0:
+            loop.folder.drop(loop.step)
         last = loop.talk.of_first(loop.folder.latest())
         there = f"The last one, of step {last}, is whole" if last else "There is none before it"
         raise AgreedError(

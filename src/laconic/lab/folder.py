@@ -89,10 +89,20 @@ class RunFolder:
         for old in sorted(self.path.glob("checkpoints/step-*"))[:-_KEPT]:
             # First of all: what is half removed is no checkpoint.
             (old / _SEAL).unlink(missing_ok=True)
-            shutil.rmtree(old)
+            # What cannot be removed, for another holds it, is no reason to stop.
+            shutil.rmtree(old, ignore_errors=True)
+
+    def drop(self, step: int) -> None:
+        """Remove what there is of a checkpoint that could not be written."""
+        shutil.rmtree(self._checkpoint(step), ignore_errors=True)
 
     def latest(self) -> int:
         """Return the step to go on from, 0 if nothing was saved: the last one that was sealed and is still here."""
+        if (self.path / "checkpoints" / "latest.json").is_file():
+            raise ValueError(
+                f"{self.path} has checkpoints of an earlier version, which this one cannot read. Go on with the "
+                f"version that wrote them, or begin anew elsewhere."
+            )
         sealed = [kept.parent.name for kept in self.path.glob(f"checkpoints/step-*/{_SEAL}")]
         return max((int(name.removeprefix("step-")) for name in sealed), default=0)
 
@@ -183,9 +193,13 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
 
 def _replace(path: Path, text: str) -> None:
     half = path.with_name(f".{path.name}.{os.getpid()}")
-    with half.open("w") as file:
-        file.write(text)
-        _to_disk(file)
+    try:
+        with half.open("w") as file:
+            file.write(text)
+            _to_disk(file)
+    except OSError:
+        half.unlink(missing_ok=True)
+        raise
     half.replace(path)
 
 

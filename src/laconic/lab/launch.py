@@ -29,6 +29,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from laconic.lab.signals import on_signals
 
 T = TypeVar("T")
+# torch.distributed's own over gloo; over NCCL it would wait for a third of it.
+_USUAL_SECONDS = 1800.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +65,9 @@ class Setting:
             )
 
     @property
-    def timeout(self) -> timedelta | None:
-        """How long a collective waits; None: as long as torch.distributed does by itself."""
-        return None if self.timeout_seconds is None else timedelta(seconds=self.timeout_seconds)
+    def timeout(self) -> timedelta:
+        """How long a collective waits."""
+        return timedelta(seconds=_USUAL_SECONDS if self.timeout_seconds is None else self.timeout_seconds)
 
 
 def run_ranks(ranks: int, work: Callable[..., T], *args: Any, setting: Setting | None = None) -> T:

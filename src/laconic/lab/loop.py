@@ -18,7 +18,7 @@ from laconic.lab.folder import RunFolder
 from laconic.lab.meter import Clock, Meter, Totals, WallClock
 from laconic.lab.seeds import seed_for
 from laconic.lab.signals import StopWish
-from laconic.lab.talk import Talking
+from laconic.lab.talk import AgreedError, Talking
 from laconic.lab.training import Course
 from laconic.lab.tuning import told
 from laconic.lab.waits import told as waits_told
@@ -102,6 +102,8 @@ class Loop:
         self.meter = Meter(place.device, self.totals, self.ways.clock)
         self._look_every = 1
         self.waits: laconic.Waits | None = None
+        # Why a line of steps.jsonl could not be written.
+        self.unwritten: str | None = None
         self.last: dict[str, Any] = {}
         self.scores: dict[str, float] = {}
 
@@ -144,7 +146,9 @@ class Loop:
         return stopped
 
     def _agree_to_stop(self, wish: StopWish, step_seconds: float) -> bool:
-        wishes, seconds = self.talk.sums([float(wish.wanted), step_seconds])
+        wishes, seconds, lost = self.talk.sums([float(wish.wanted), step_seconds, self.unwritten is not None])
+        if lost:
+            raise AgreedError(self.talk.first_error(self.unwritten))
         # Often enough to stop within about a second of those who wait, never more rarely than lines are written.
         self._look_every = max(1, min(self.course.log_every, int(self.talk.ranks / max(seconds, 1e-9))))
         return wishes > 0
@@ -207,7 +211,11 @@ class Loop:
                 line |= self._evaluate()
         self.last = line
         if self.place.rank == 0:
-            self.folder.add(line)
+            try:
+                self.folder.add(line)
+            except OSError as error:
+                # The others do not know yet: all stop when they next agree on whether to.
+                self.unwritten = f"{self.folder.path / 'steps.jsonl'}: {error.strerror or error}"
         watcher.line(line)
 
     def _ask_waits(self) -> dict[str, Any]:

@@ -102,7 +102,8 @@ def run_trial(trial: Trial, seat: Seat, environment: Mapping[str, Any]) -> dict[
     spec, folder, talk = trial.spec, RunFolder(trial.folder), seat.talk
     place = place_of(spec, talk)
     work = together(talk, lambda: seat.work(prepare(spec, place)))
-    step, course = talk.of_first((folder.latest(), folder.course()) if trial.resume else (0, None))
+    begun = together(talk, lambda: (folder.latest(), folder.course()) if trial.resume else (0, None))
+    step, course = talk.of_first(begun)
     # On another number of ranks an epoch has other steps; the run keeps its own.
     course = course or Course.of(spec.settled, work.steps_per_epoch)
     try:
@@ -113,15 +114,20 @@ def run_trial(trial: Trial, seat: Seat, environment: Mapping[str, Any]) -> dict[
         raise AgreedError(str(failure)) from None
     if step:
         together(talk, partial(checkpoint.go_on, loop, step))
-    if talk.rank == 0:
-        settled = spec.as_dict() | {"course": asdict(course), "metric": asdict(work.metric)} | dict(seat.about)
-        folder.begin(settled, dict(environment) | _ran_on(place, seat.backend), from_step=step)
+    settled = spec.as_dict() | {"course": asdict(course), "metric": asdict(work.metric)} | dict(seat.about)
+    about = dict(environment) | _ran_on(place, seat.backend)
+    together(talk, lambda: folder.begin(settled, about, from_step=step) if talk.rank == 0 else None)
     watcher = seat.show.begin(spec.method, course.steps, work.metric, trial.folder, trial.tensorboard)
     outcome = loop.run(watcher, seat.wish, checkpoint_every=spec.checkpoint_every)
     result: dict[str, Any] = finite(_result(trial, loop, outcome) | seat.told())
-    if talk.rank == 0:
-        folder.finish(result)
+    together(talk, lambda: _finish(folder, result, loop.unwritten) if talk.rank == 0 else None)
     return result
+
+
+def _finish(folder: RunFolder, result: dict[str, Any], unwritten: str | None) -> None:
+    if unwritten is not None:
+        raise OSError(unwritten)
+    folder.finish(result)
 
 
 def place_of(spec: Spec, talk: Talking) -> Place:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor
@@ -20,12 +20,14 @@ def read_once(charge: Callable[[float], None]) -> Iterator[None]:
     unpack = wire.unpack
     last: list[tuple[Tensor, list[wire.Message], float]] = []
 
-    def read(rows: Tensor, frame: wire.Frame, own: wire.Header) -> list[wire.Message]:
+    def read(
+        rows: Tensor, frame: wire.Frame, own: wire.Header, senders: Sequence[int] | None = None
+    ) -> list[wire.Message]:
         if last and last[0][0] is rows:
             charge(last[0][2])
             return last[0][1]
         began = time.perf_counter()
-        messages = unpack(rows, frame, own)
+        messages = unpack(rows, frame, own, senders)
         last[:] = [(rows, messages, time.perf_counter() - began)]
         return messages
 

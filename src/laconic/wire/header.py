@@ -128,20 +128,24 @@ def with_totals(rows: Tensor, size: int, *, first: int = 0) -> tuple[Tensor, Ten
     return said[:, :size], said[:, size:].contiguous().view(torch.int64).flatten()
 
 
-def read_headers(rows: Tensor, own: Header, plan: Plan, counts: Tensor, totals: Tensor) -> list[Received]:
+def read_headers(
+    rows: Tensor, own: Header, plan: Plan, counts: Tensor, totals: Tensor, senders: Sequence[int] | None = None
+) -> list[Received]:
     """Read the header at the start of each row and check it against this rank's own.
 
-    ``counts`` has a row of counts a rank, or none; ``totals`` are the sums by which messages are sealed. A rank
-    that disagrees raises ``GroupError``; bytes that are no message of ours, or were damaged, raise ``WireError``.
+    ``counts`` has a row of counts a rank, or none; ``totals`` are the sums by which messages are sealed; rows are
+    of the ``senders``, by default of all ranks. A rank that disagrees raises ``GroupError``; bytes that are no
+    message of ours, or were damaged, raise ``WireError``.
     """
-    table = _words(rows, totals)
-    each = zip(table, counts.tolist(), strict=True)
-    return [_read(words, said, own, plan, rank=rank) for rank, (words, said) in enumerate(each)]
+    ranks = range(len(rows)) if senders is None else senders
+    table = _words(rows, totals, ranks)
+    each = zip(ranks, table, counts.tolist(), strict=True)
+    return [_read(words, said, own, plan, rank=rank) for rank, words, said in each]
 
 
 def read_said(rows: Tensor, own: Header, plan: Plan, totals: Tensor, *, most: Sequence[int]) -> list[Received]:
     """Read the header at the start of each row as ``read_headers`` does; rank r may send ``most[r]`` at most."""
-    table = _words(rows, totals)
+    table = _words(rows, totals, range(len(rows)))
     said = [_agreed(words, own, rank=rank) for rank, words in enumerate(table)]
     for rank, (header, limit) in enumerate(zip(said, most, strict=True)):
         if not 0 <= header.count <= limit or not 0 <= header.wanted <= plan.choosing.numel:
@@ -152,10 +156,10 @@ def read_said(rows: Tensor, own: Header, plan: Plan, totals: Tensor, *, most: Se
     return said
 
 
-def _words(rows: Tensor, totals: Tensor) -> list[list[int]]:
+def _words(rows: Tensor, totals: Tensor, ranks: Sequence[int]) -> list[list[int]]:
     """Return the words of each header; raise unless it is one of ours, of a message as it was written."""
     table: list[list[int]] = rows[:, :HEADER_BYTES].contiguous().view(torch.int64).tolist()
-    for rank, (words, total) in enumerate(zip(table, totals.tolist(), strict=True)):
+    for rank, words, total in zip(ranks, table, totals.tolist(), strict=True):
         if words[0] != MAGIC:
             raise WireError(
                 f"rank {rank} sent bytes that are not a laconic message of version {VERSION} "

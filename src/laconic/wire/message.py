@@ -160,8 +160,8 @@ def _laid_out(parts: Sequence[tuple[int, Tensor | None]], total: int, device: to
     return torch.cat(pieces)
 
 
-def unpack(rows: Tensor, frame: Frame, own: Header) -> list[Message]:
-    """Read every rank's row; raise before any entry is used if one is malformed or from another run."""
+def unpack(rows: Tensor, frame: Frame, own: Header, senders: Sequence[int] | None = None) -> list[Message]:
+    """Read every rank's row, or those of the ``senders``; raise before any entry is used if one is malformed."""
     layout, plan = frame.layout, frame.plan
     if rows.shape[1] != layout.total:
         raise WireError(f"a message has {rows.shape[1]} bytes, the plan says {layout.total}.")
@@ -169,10 +169,11 @@ def unpack(rows: Tensor, frame: Frame, own: Header) -> list[Message]:
     said, totals = with_totals(rows, layout.notes)
     counts = said[:, HEADER_BYTES : layout.spectrum].contiguous().view(frame.count_dtype)
     counts = counts[:, : len(plan.choosing) if plan.counted else 0]
-    headers = read_headers(said, own, plan, counts, totals)
+    headers = read_headers(said, own, plan, counts, totals, senders)
     placed = kernels.decode_positions(rows[:, layout.positions :], [list(h.chosen) for h in headers], frame.blocks)
     # What a rank chose whose gradient is not finite means nothing, and is not looked at.
-    damaged = [rank for rank, h in enumerate(headers) if h.finite and not placed.good[rank]]
+    ranks = range(len(headers)) if senders is None else senders
+    damaged = [rank for rank, h, good in zip(ranks, headers, placed.good, strict=True) if h.finite and not good]
     if damaged:
         raise WireError(
             f"rank {damaged[0]} sent positions that do not ascend within their segments, or not as "

@@ -31,7 +31,7 @@ def lab():
 @pytest.fixture
 def story(lab, tmp_path):
     bench = lab[0].Bench(tmp_path, None)
-    bench.undisturbed = lambda *_: GOOD
+    bench.undisturbed = lambda *_: [GOOD] * 4
     bench.band = lambda _: (2.0, 3.0)
     return lab[0].Scenario(bench, "a seed")
 
@@ -67,6 +67,7 @@ def test_only_the_one_that_was_killed_may_say_nothing(lab, story, ended):
 
 @pytest.mark.parametrize("what", GOOD)
 def test_other_bits_or_bytes_are_a_loss(lab, story, ended, what):
+    story.bench.undisturbed = lambda *_: [GOOD]
     story.same([ended(exitcode=0, result=GOOD)])
     with pytest.raises(lab[0].FaultError, match=f"LOST: {what} of rank 0"):
         story.same([ended(exitcode=0, result=GOOD | {what: "b"})])
@@ -89,10 +90,18 @@ def test_a_loss_outside_of_the_band_is_a_loss(lab, story, loss):
 
 def test_a_debt_that_is_forgotten_or_halved_is_a_loss(lab):
     kinds, before = lab[1], {"owed": torch.tensor([1.0, -2.0])}
-    kinds._same_debt(before, [{"owed": torch.tensor([0.0, -2.0])}, {"owed": torch.tensor([2.0, -2.0])}])
-    for after in ([{"owed": torch.zeros(2)}], [{"owed": before["owed"] / 2}], [{}]):
+    kinds._same_debt(before, [{"owed": torch.tensor([0.0, -2.0])}, {"owed": torch.tensor([2.0, -2.0])}], 2)
+    for after in ([{"owed": torch.zeros(2)}], [{"owed": before["owed"] / 2}], [{}], []):
         with pytest.raises(lab[0].FaultError, match="LOST: "):
-            kinds._same_debt(before, after)
+            kinds._same_debt(before, after, 1)
+
+
+def test_a_run_that_begins_anew_although_there_must_be_a_checkpoint_is_a_loss(lab, story):
+    assert [lab[0].saved_before(step) for step in (0, 1, 8, 9, 17)] == [0, 0, 0, 8, 16]
+    with pytest.raises(
+        lab[0].FaultError, match="LOST: the last checkpoint is of step 0, and must be of 8 or later"
+    ):
+        story.resumed(least=8)
 
 
 def test_damage_changes_bytes(lab):
