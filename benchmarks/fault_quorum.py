@@ -86,7 +86,6 @@ def _judge(story: Scenario, workers: dict[str, Any], deaths: dict[str, int], beg
 
 
 def _lighthouse(folder: Path) -> tuple[Any, str]:
-    os.environ["RUST_LOG"] = "error"
     place = folder / "address"
     process = context.Process(target=_serve, args=(place,), daemon=True)
     process.start()

@@ -45,6 +45,7 @@ def get_ready() -> None:
     """Say what the process that ranks are forked off imports once; before the first of them."""
     # What torch has to say of lost connections, in many lines, is not what is looked at here.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    os.environ.setdefault("RUST_LOG", "error")
     context.set_forkserver_preload(["torch._dynamo", "sklearn.datasets", "laconic.lab.session", "fault_warm"])
 
 
