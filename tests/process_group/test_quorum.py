@@ -15,6 +15,7 @@ import torch
 
 import laconic
 from laconic.errors import ExchangeError
+from laconic.integrations.kinds import is_another
 from pool import launch
 
 pytestmark = pytest.mark.skipif(find_spec("torchft") is None, reason="torchft has no wheel for this Python")
@@ -24,11 +25,15 @@ TABLE, VOTE = "what ranks tell each other before a sync", "the vote that ends a 
 METHOD = laconic.celgc(EVERY, clip=1.0, restart=None, send=laconic.topk(0.1, whole_below=0))
 
 
-def _lighthouse(port, pipe):
+def _lighthouse(port, least, pipe):
     from torchft.coordination import LighthouseServer
 
     server = LighthouseServer(
-        bind=f"127.0.0.1:{port}", min_replicas=2, join_timeout_ms=5000, quorum_tick_ms=10, heartbeat_timeout_ms=1000
+        bind=f"127.0.0.1:{port}",
+        min_replicas=least,
+        join_timeout_ms=5000,
+        quorum_tick_ms=10,
+        heartbeat_timeout_ms=1000,
     )
     pipe.send(f"http://127.0.0.1:{server.address().rsplit(':', 1)[1]}")
     pipe.recv()
@@ -137,11 +142,14 @@ class Crowd:
 
     def __init__(self):
         os.environ["RUST_LOG"] = "error"
-        self.workers = {}
+        self.workers, self.process = {}, None
         self.light(0)
 
-    def light(self, port):
-        self.pipe, self.process = launch(_lighthouse, port)
+    def light(self, port, least=2):
+        if self.process is not None:
+            self.process.kill()
+            self.process.join()
+        self.pipe, self.process = launch(_lighthouse, port, least)
         self.address = self._hear(self.pipe)
 
     def add(self, name, trouble=_no_trouble, method=METHOD):
@@ -287,20 +295,34 @@ def test_one_with_another_method_is_refused_and_the_others_go_on(crowd):
     assert begun[0]["workers"] == told[0]["workers"] == 2
 
 
-def test_one_with_another_method_ends_alone_where_all_have_just_come(crowd):
-    """All of them ended: none had been there before."""
+def _asked(group, kinds, ranks):
+    method = [METHOD, laconic.local_sgd(EVERY)][kinds[group.rank()]]
+    return is_another(torch.nn.Linear(3, 2), method, group, ranks[group.rank()])
+
+
+@pytest.mark.parametrize(
+    ("kinds", "ranks", "out"),
+    [
+        ((0, 0, 1), (-1, -1, -1), [False, False, True]),
+        ((1, 0, 0), (-1, -1, -1), [True, False, False]),
+        # Those who were here before, however few.
+        ((0, 1, 1), (0, -1, -1), [False, True, True]),
+        ((0, 0, 0), (0, -1, -1), [False, False, False]),
+    ],
+)
+def test_where_workers_disagree_those_who_came_with_another_method_are_out(pool, kinds, ranks, out):
+    """At a first meeting one with another method put an end to all, and a stranger to those who came with it."""
+    assert pool.run(3, _asked, kinds, ranks) == out
+
+
+def test_a_worker_waits_for_others_at_a_lighthouse_that_would_do_with_fewer(crowd):
+    """It met itself, twenty times within a moment, and gave up."""
+    crowd.light(0, least=1)
     crowd.add("a-0")
+    assert not crowd.workers["a-0"][0].poll(3)
     crowd.add("b-1")
-    crowd.add("c-2", method=laconic.local_sgd(EVERY))
-    refused = crowd.workers["c-2"][0]
-    assert refused.poll(40)
-    first = refused.recv()
-    if first.get("error") is None:
-        # The three did not meet at once: it was alone with another, as good as it, and was there before.
-        pytest.skip("two met before the third came")
-    assert first["error"] == "GroupError"
-    told = [crowd.hear("a-0"), crowd.hear("b-1")]
-    assert told[0]["agreed"] == told[1]["agreed"]
+    first = [crowd.hear("a-0"), crowd.hear("b-1")]
+    assert [told["workers"] for told in first] == [2, 2]
     _check_that_nothing_is_lost([crowd.hear("a-0"), crowd.hear("b-1")])
 
 
@@ -332,8 +354,6 @@ def test_a_lighthouse_may_be_started_anew(crowd):
     for name in ("a-0", "b-1"):
         crowd.add(name)
     crowd.hear("a-0"), crowd.hear("b-1"), crowd.hear("a-0"), crowd.hear("b-1")
-    crowd.process.kill()
-    crowd.process.join()
     for name in ("a-0", "b-1"):
         crowd.workers[name][0].send(True)
     crowd.light(crowd.address.rsplit(":", 1)[1])
