@@ -143,7 +143,7 @@ def test_many_ranks_are_no_trouble():
 
 def test_messages_that_all_ranks_read_are_read_once_and_paid_by_all(monkeypatch):
     read, paid = [], []
-    monkeypatch.setattr(wire, "unpack", lambda rows, frame, own: read.append(own) or [rows])
+    monkeypatch.setattr(wire, "unpack", lambda rows, frame, own, senders=None: read.append(own) or [rows])
     plain, rows, others = wire.unpack, torch.zeros(3), torch.zeros(3)
     with read_once(paid.append):
         assert [wire.unpack(rows, None, rank)[0] is rows for rank in range(3)] == [True] * 3
