@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import pytest
 import torch.distributed as dist
 
-from laconic.lab.launch import RankError, run_ranks
+from laconic.lab.launch import RankError, Setting, run_ranks
 
 
 def _sum(one: int) -> int:
@@ -42,3 +43,20 @@ def test_of_two_that_fail_the_one_is_told_that_was_first():
 def test_a_rank_that_was_killed_does_not_leave_the_others_waiting():
     with pytest.raises(RankError, match="failed"):
         run_ranks(2, _is_killed)
+
+
+def _stalls(seconds: float) -> None:
+    if dist.get_rank() == 1:
+        time.sleep(seconds)
+    dist.barrier()
+
+
+def test_a_rank_that_does_not_come_is_waited_for_no_longer_than_was_said():
+    with pytest.raises(RankError, match=r"(?i)timed out"):
+        run_ranks(2, _stalls, 60.0, setting=Setting(timeout_seconds=1.0))
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, float("inf"), float("nan")])
+def test_a_time_that_is_none_is_refused(seconds):
+    with pytest.raises(ValueError, match=r"timeout_seconds must be more than 0, got .*--timeout-seconds 60"):
+        Setting(timeout_seconds=seconds)
