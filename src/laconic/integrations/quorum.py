@@ -180,8 +180,8 @@ class Quorum:
             votes = rounds.meeting.table([self.link.reducer.stats().owed_norm], "the vote that ends a round")
         except (ExchangeError, GroupError, WireError) as error:
             model, group = self._model, self._members.group
-            unlike = isinstance(error, GroupError) and not self._out
-            if self._out or (unlike and is_another(model, self._method, group, self._rank)):
+            disagree = isinstance(error, GroupError)
+            if self._out or (disagree and is_another(model, self._method, group, self._rank)):
                 raise
             _log.warning("round %d did not come to its end, and is met for again: %s", step, error)
             self._members.fail(error)
