@@ -115,6 +115,22 @@ THOSE_THAT_HOLD = {
     **FEWEST,
 }
 
+# Shorter local steps, longer outer ones: rounds of 16 steps with a rate of their own.
+SHORTER_STEPS = {
+    "celgc I=16, rate 20, outer 1, momentum 0.6": (20.0, celgc(16, outer_rate=1.0, outer_momentum=0.6)),
+    "celgc I=16, rate 15, outer 1, momentum 0.7": (15.0, celgc(16, outer_rate=1.0, outer_momentum=0.7)),
+}
+# For the bytes of 0.1% with turns: a shorter step, a longer look ahead, many entries first and few at the end.
+LED = topk(0.001, exchange="led")
+ANOTHER_WAY = {
+    "led 0.1%, 1 bit, ahead, rate 20": (20.0, ahead(LED)),
+    "led 0.1%, 1 bit, half ahead": (30.0, ahead(LED, share=0.5)),
+    "led 0.3% to 0.03%, 1 bit, ahead": (
+        30.0,
+        ahead(replace(topk(0.0003, exchange="led"), tuner=laconic.Warmup(start=0.003, steps=7962))),
+    ),
+}
+
 # Whether what rounds of 16 steps lose is made up for in a longer training.
 LONGER = {PARENT: laconic.parallel_clip(CLIP), "celgc I=16, outer momentum": celgc(16, **OUTER)}
 
@@ -146,10 +162,21 @@ def _group(name: str, row: Row, methods: Mapping[str, laconic.Method]) -> dict[t
     return {(name, each): replace(row, method=method) for each, method in methods.items()}
 
 
+def _rated(name: str, row: Row, methods: Mapping[str, tuple[float, laconic.Method]]) -> dict[tuple[str, str], Row]:
+    """Rows with a rate of their own."""
+    return {
+        (name, each): replace(row, training=replace(row.training, rate=rate), method=method)
+        for each, (rate, method) in methods.items()
+    }
+
+
 _SIX = Row(task=PTB, training=SIX, method=laconic.dense())
+_TEN = replace(_SIX, training=replace(SIX, epochs=10.0), weight=2.0)
 ROWS = {
     **_group("ptb, 6 epochs", _SIX, WHERE_THEY_PART | ONE_THING_ELSE),
-    **_group("ptb, 10 epochs", replace(_SIX, training=replace(SIX, epochs=10.0), weight=2.0), THOSE_THAT_HOLD),
+    **_rated("ptb, 6 epochs", _SIX, ANOTHER_WAY),
+    **_group("ptb, 10 epochs", _TEN, THOSE_THAT_HOLD),
+    **_rated("ptb, 10 epochs", _TEN, SHORTER_STEPS),
     **_group("ptb, 20 epochs", replace(_SIX, training=replace(SIX, epochs=20.0), weight=4.0), LONGER),
     **_group("ptb, 6 epochs, momentum", replace(_SIX, training=MOMENTUM), WITH_MOMENTUM),
     **_group(
