@@ -26,7 +26,7 @@ from laconic.lab.training import Training
 
 FIFTEEN = Training(epochs=15.0, batch=32, rate=0.1, momentum=0.9, decay=5e-4, schedule="cosine", final=0.0)
 THIRTY = replace(FIFTEEN, epochs=30.0)
-FORTY_FIVE = replace(FIFTEEN, epochs=45.0)
+FORTY = replace(FIFTEEN, epochs=40.0)
 
 
 # Each rank keeps its statistics of batches, as under DDP: their mean would be most of what is sent.
@@ -84,7 +84,7 @@ SHORT = Row(task=Vision(data="cifar10"), training=FIFTEEN, method=laconic.dense(
 GROUPS = {
     "resnet20, 15 epochs": SHORT,
     "resnet20, 30 epochs": replace(SHORT, training=THIRTY, weight=2.0),
-    "resnet20, 45 epochs": replace(SHORT, training=FORTY_FIVE, weight=3.0),
+    "resnet20, 40 epochs": replace(SHORT, training=FORTY, weight=3.0),
     "resnet56, 15 epochs": replace(SHORT, task=Vision(data="cifar10", model="resnet56"), weight=3.0),
     "resnet20, 8 workers, 15 epochs": replace(SHORT, ranks=8, weight=1.5),
 }
@@ -92,7 +92,7 @@ ROWS = {
     (group, name): replace(row, method=method)
     for group, row in GROUPS.items()
     for name, method in METHODS.items()
-    if name in (LONGER if "45" in group else CHOSEN) or group.startswith(("resnet20, 15", "resnet20, 30"))
+    if name in (LONGER if "40" in group else CHOSEN) or group.startswith(("resnet20, 15", "resnet20, 30"))
 }
 TABLE = Table(parent="dense", rows=ROWS)
 
