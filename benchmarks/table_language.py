@@ -115,10 +115,24 @@ THOSE_THAT_HOLD = {
     **FEWEST,
 }
 
+LONG = {"outer_rate": 1.0, "outer_momentum": 0.6}
 # Shorter local steps, longer outer ones: rounds of 16 steps with a rate of their own.
 SHORTER_STEPS = {
-    "celgc I=16, rate 20, outer 1, momentum 0.6": (20.0, celgc(16, outer_rate=1.0, outer_momentum=0.6)),
     "celgc I=16, rate 15, outer 1, momentum 0.7": (15.0, celgc(16, outer_rate=1.0, outer_momentum=0.7)),
+    **{f"celgc I={i}, rate 20, outer 1, momentum 0.6": (20.0, celgc(i, **LONG)) for i in (2, 8, 16, 32)},
+    # The same rounds with next to nothing of their drifts sent.
+    **{
+        f"led {100 * d:g}%, 1 bit, ahead, I={i}, rate 20, outer 1": (
+            20.0,
+            ahead(topk(d, exchange="led"), i, **TIGHT, **LONG),
+        )
+        for i, d in ((4, 3e-3), (16, 2e-2))
+    },
+    "topk 0.4%, 1 bit, ahead, I=16, rate 20, outer 1": (20.0, ahead(topk(4e-3), 16, **TIGHT, **LONG)),
+    "led 2%, 1 bit, I=16, rate 20, outer 1": (
+        20.0,
+        celgc(16, send=replace(topk(2e-2, exchange="led"), clip=None), **LONG),
+    ),
 }
 # For the bytes of 0.1% with turns: a shorter step, a longer look ahead, many entries first and few at the end.
 LED = topk(0.001, exchange="led")
