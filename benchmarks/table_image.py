@@ -57,6 +57,7 @@ METHODS = {
     "sdagc c=20, per layer, 32 bits": cold(20.0, scope="layer", values="exact"),
     "sdagc c=20, per layer, int4, warm": warm(cold(20.0, scope="layer", values="int4"), 20.0),
     "sdagc": laconic.sdagc(),
+    "sdagc, not masked": laconic.sdagc(masking=False),
     "sdagc c=20, 1 bit, momentum outside, warm": warm(outside(20), 20),
     **{f"sdagc c={c}, 1 bit, ahead": ahead(warm(outside(c), c)) for c in (10, 20, 40)},
     **{f"sdagc {100 * d:g}% held, int4, ahead, I=4": held(d) for d in (0.03, 0.023, 0.02, 0.01)},

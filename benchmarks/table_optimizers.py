@@ -53,6 +53,7 @@ METHODS = {
     "topk 1%, 1 bit": laconic.topk(0.01, scope="model", values="sign"),
     "sdagc c=20, per layer, 32 bits": cold(20.0, clip=CLIP, values="exact", scope="layer"),
     **{f"sdagc c={c}, 1 bit, warm": warm(_sdagc(c), c) for c in (10, 20, 40)},
+    **{f"sdagc c={c}, 1 bit, warm, not masked": warm(_sdagc(c, masking=False), c) for c in (20, 40)},
     "sdagc c=20, int4, warm": warm(_sdagc(values="int4"), 20),
     "sdagc c=10, 1 bit, ahead": ahead(_sdagc(10.0, momentum=False), clip=CLIP),
     **{f"sdagc 1% held, {bits}, ahead, I=4": _held(4, 0.01, values) for bits, values in BITS.items()},
@@ -71,6 +72,8 @@ ROWS = {
     (group, name): Row(training=training, method=method)
     for group, training in TRAININGS.items()
     for name, method in METHODS.items()
+    # Without momentum there is nothing to mask.
+    if training.momentum or "not masked" not in name
 }
 TABLE = Table(parent="dense", rows=ROWS)
 
