@@ -139,7 +139,7 @@ def draw(result: dict[str, Any], out: Path) -> None:
     try:
         from matplotlib import pyplot
     except ImportError:
-        print("no picture: pip install matplotlib", file=sys.stderr)
+        print("no picture: pip install '.[figures]'", file=sys.stderr)
         return
     families = {
         "topk in every step": [word for word in SGD_ROWS if word.startswith("topk")],

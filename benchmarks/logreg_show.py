@@ -31,7 +31,7 @@ def draw(drawn: list[dict[str, Any]], panels_of: Sequence[tuple[int, str]], out:
     try:
         from matplotlib import pyplot
     except ImportError:
-        print("no picture: pip install matplotlib", file=sys.stderr)
+        print("no picture: pip install '.[figures]'", file=sys.stderr)
         return
     pyplot.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": out.stem})
     figure, panels = pyplot.subplots(1, len(panels_of), figsize=(11, 4.2), sharey=True)

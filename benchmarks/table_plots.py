@@ -276,7 +276,7 @@ def _chart(inches: float) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as missing:
-        raise SystemExit("no pictures: pip install matplotlib") from missing
+        raise SystemExit("no pictures: pip install '.[figures]'") from missing
     figure = Figure(figsize=(9.5, inches), dpi=_POINTS, facecolor="white")
     axes = figure.add_axes((0.08, 0.1, 0.9, 0.84), axisbelow=True)
     axes.grid(color=GRID, linewidth=0.7)
