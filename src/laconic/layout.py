@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from typing import Any
 
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
 
 
 def is_sharded(t: Tensor) -> bool:
@@ -25,17 +22,22 @@ def is_sharded(t: Tensor) -> bool:
 
 def here(t: Tensor) -> Tensor:
     """Return the part of a tensor that lies on this rank, in the same memory: all of it, if it is not sharded."""
-    return cast("DTensor", t.detach()).to_local() if is_sharded(t) else t
+    if not is_sharded(t):
+        return t
+    sharded: Any = t.detach()
+    part: Tensor = sharded.to_local()
+    return part
 
 
 def as_lies(part: Tensor, p: Tensor) -> Tensor:
     """Return a tensor that lies on ranks as p does, of which this part is here."""
     if not is_sharded(p):
         return part
-    like = cast("DTensor", p)
-    return type(like).from_local(
+    like: Any = p
+    whole: Tensor = type(like).from_local(
         part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
+    return whole
 
 
 def dimension_order(p: Tensor) -> tuple[int, ...]:

@@ -67,7 +67,8 @@ def attach(
     Without a method it is ``recommended()``.
 
     A ``DistributedDataParallel`` module exchanges bucket by bucket while backward goes on. A plain module
-    gets the first rank's parameters and buffers once, and exchanges when the optimizer is about to step.
+    gets the first rank's parameters and buffers once, and exchanges when the optimizer is about to step; so does
+    one that FSDP2 has sharded, where ``group`` is that of the ranks which hold the same shard (docs/fsdp.md).
     Every rank must call this at the same point. With a ``GradScaler`` pass it as ``scaler``. With
     ``measure_every=M`` the theory of TopK-SGD is measured every M steps (``link.stats.history``); with
     ``track_age`` ``link.stats.layers`` knows how long entries have waited, for four bytes an entry. With
