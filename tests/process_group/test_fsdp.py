@@ -25,6 +25,7 @@ METHODS = {
     "powersgd": laconic.powersgd(1, least_ratio=1.0),
     "celgc": laconic.celgc(4, clip=0.2),
     "spartan": laconic.spartan(4, density=0.1),
+    "diloco, moments averaged": laconic.diloco(4, optimizer_state="average"),
     "parallel_clip": laconic.parallel_clip(0.2),
 }
 # Replicas of two shards each; in the middle of a round of four.
@@ -53,6 +54,8 @@ def _net():
 
 
 def _optimizer(model, method):
+    if method.local is not None and method.local.optimizer_state == "average":
+        return torch.optim.AdamW(model.parameters(), lr=0.005)
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9 if method.momentum == "method" else 0.0)
 
 
