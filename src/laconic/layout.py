@@ -1,13 +1,43 @@
-"""The order in which a parameter's entries lie in memory: DDP's buckets have it, and so has what is owed.
+"""Which entries of a parameter lie on this rank, and in what order: DDP's buckets have it, and so has what is owed.
 
-For a contiguous parameter that is its logical order; for one in channels_last format, say, it is not.
+For a contiguous parameter it is the logical one; for one in channels_last format, say, it is not. Of a parameter
+that is sharded (a DTensor) a shard lies here.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
+
+
+def is_sharded(t: Tensor) -> bool:
+    """Whether only a part of a tensor lies on this rank."""
+    # To import it takes a second; where nobody has, no tensor is of its kind.
+    sharding = sys.modules.get("torch.distributed.tensor")
+    return sharding is not None and isinstance(t, sharding.DTensor)
+
+
+def here(t: Tensor) -> Tensor:
+    """Return the part of a tensor that lies on this rank, in the same memory: all of it, if it is not sharded."""
+    if not is_sharded(t):
+        return t
+    sharded: Any = t.detach()
+    part: Tensor = sharded.to_local()
+    return part
+
+
+def as_lies(part: Tensor, p: Tensor) -> Tensor:
+    """Return a tensor that lies on ranks as p does, of which this part is here."""
+    if not is_sharded(p):
+        return part
+    like: Any = p
+    whole: Tensor = type(like).from_local(
+        part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+    return whole
 
 
 def dimension_order(p: Tensor) -> tuple[int, ...]:
@@ -24,7 +54,7 @@ def dimension_order(p: Tensor) -> tuple[int, ...]:
 
 def unusual_layouts(parameters: Mapping[str, Tensor]) -> dict[str, list[int]]:
     """Return the parameters whose entries do not lie in logical order, and how they lie."""
-    orders = {name: list(dimension_order(p)) for name, p in parameters.items()}
+    orders = {name: list(dimension_order(here(p))) for name, p in parameters.items()}
     return {name: order for name, order in orders.items() if order != sorted(order)}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import nan
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
+from laconic.clipping import Whole, nothing_elsewhere
 from laconic.collectives import Reply, Request, Traffic, Transport
 from laconic.compressors import Dense
 from laconic.diagnosis import let_guard_look, summary
@@ -36,8 +37,8 @@ from laconic.types import Compressor, Envelope, Momentum, Steps
 class Reducer:
     """Turns each rank's gradients into what the method makes of their mean.
 
-    ``model`` names and sizes the parameters in the model's own order; ``dtype`` is what memory and wire
-    values have, ``dtypes`` what gradients have by name, where that is not what ``begin`` is given.
+    ``model`` names and sizes the parameters in the model's own order; ``dtype`` is what memory and wire values
+    have, ``dtypes`` what gradients have by name, where that is not what ``begin`` is given.
     """
 
     def __init__(
@@ -54,11 +55,13 @@ class Reducer:
         track_age: bool = False,
         measure_every: int = 0,
         clock: Callable[[], float] = time.perf_counter,
+        whole: Whole = nothing_elsewhere,
     ) -> None:
         self.method, self.transport, self._nodes = method, transport, Nodes.of(method, transport)
         self.outcome, self.loss = Outcome(skipped=False, notes=None), nan
         self._model, self._dtype, self._device = model, dtype, torch.device(device)
-        self._fingerprint, self._watch, self._dtypes = fingerprint, Stopwatch(clock), dtypes or {}
+        self._fingerprint, self._watch = fingerprint, Stopwatch(clock)
+        self._dtypes, self._whole = dtypes or {}, whole
         self._sends_all = isinstance(method.compressor, Dense) and method.exchange.lossless
         # Clipping or selecting over the whole model needs all buckets.
         self._waits = method.scope == "model" or (method.clip is not None and method.clip.scope == "model")
@@ -203,7 +206,7 @@ class Reducer:
 
     def _start(self, jobs: list[Job]) -> None:
         """Turn the fresh gradients of these jobs into what is owed, and start their exchanges."""
-        norms = self._intake.norms(jobs)
+        norms = self._intake.norms(jobs, self._whole)
         for i, job in enumerate(jobs):
             job.clear_rest_()
             # Where everything is sent a sum shows by itself whether it was finite; a selection would hide it.
@@ -275,8 +278,7 @@ class Reducer:
 
     def _commit(self, job: Job) -> None:
         if self.method.memory != "none":
-            masking, decay = self.method.masking, self.method.decay
-            job.commit(self._state.memory, step=self.step, masking=masking, decay=decay)
+            job.commit(self._state.memory, step=self.step, masking=self.method.masking, decay=self.method.decay)
         assert job.mean is not None
         self._state.kept |= job.mean.kept
         if job.entered is not None:
@@ -287,10 +289,8 @@ class Reducer:
         counters, jobs = self._state.counters, self._jobs.items
         counters.skipped_steps += not finite
         counters.dense_bytes += self._jobs.dense_bytes()
-        counters.wire_bytes += self.transport.wire_bytes - self._before.wire_bytes
-        counters.link_bytes += self.transport.link_bytes - self._before.link_bytes
-        counters.node_bytes += self.transport.node_bytes - self._before.node_bytes
-        counters.collectives += self.transport.collectives - self._before.collectives
+        for name, count in asdict(Traffic.of(self.transport) - self._before).items():
+            setattr(counters, name, getattr(counters, name) + count)
         self._state.ledger.seen = observed(
             self._jobs.means, step=self.step + 1, numel=sum(job.segments.numel for job in jobs),
             ranks=self._sending, world_size=self._nodes.count, skipped=not finite,

@@ -77,6 +77,13 @@ def test_the_plain_example_resumes_to_the_same_bits():
     assert straight == resumed
 
 
+def test_the_example_of_sharded_replicas_learns_and_sends_less():
+    out = _launched(EXAMPLES[[p.name for p in EXAMPLES].index("fsdp.py")])
+    losses = [float(x) for x in re.findall(r"loss ([\d.]+)", out)]
+    assert losses[-1] < losses[0]
+    assert float(re.search(r"([\d.]+)x fewer", out)[1]) > 10
+
+
 @pytest.mark.skipif(find_spec("torchft") is None, reason="torchft has no wheel for this Python")
 def test_the_example_of_workers_that_come_and_go_ends_with_one_model():
     out = _launched(EXAMPLES[[p.name for p in EXAMPLES].index("quorum.py")])

@@ -49,25 +49,8 @@ def _half_foreign():
     return model, torch.optim.SGD([*model.parameters(), *nn.Linear(2, 2).parameters()], lr=0.1)
 
 
-def _sharded(group):
-    from torch.distributed.tensor import DeviceMesh, Shard, distribute_module, distribute_tensor
-
-    mesh = DeviceMesh.from_group(group, "cpu")
-
-    def shard(name, module, mesh):
-        for key, p in list(module.named_parameters(recurse=False)):
-            module.register_parameter(key, nn.Parameter(distribute_tensor(p.detach(), mesh, [Shard(0)])))
-
-    return _of(distribute_module(nn.Linear(4, 4), mesh, shard))
-
-
 # What is given, as a function of the group: model, optimizer, method, options. Then what the error says.
 REFUSED = {
-    "a sharded module": (
-        lambda g: (*_sharded(g), laconic.topk(), {}),
-        TypeError,
-        r"is sharded \(DTensor\)",
-    ),
     "a list for a model": (lambda g: ([1], None, laconic.topk(), {}), TypeError, "torch.nn.Module first, got list"),
     "parameters for a model": (
         lambda g: (nn.Linear(3, 3).parameters(), None, laconic.topk(), {}),

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from laconic import kernels
+from laconic.clipping import Whole, nothing_elsewhere
 from laconic.compressors import Dense
 from laconic.errors import LaconicError
 from laconic.handshake import Identity
@@ -25,15 +26,17 @@ from laconic.integrations.checks import (
     check_units,
 )
 from laconic.integrations.ddp import DdpSurface
+from laconic.integrations.groups import talking_in
 from laconic.integrations.link import Link
 from laconic.integrations.local import LocalSurface
 from laconic.integrations.momentum import MovedMomentum, movable
 from laconic.integrations.nodes import on_nodes
 from laconic.integrations.plain import PlainSurface
 from laconic.integrations.replicas import OnDifference, ReplicaCheck, check_settings
+from laconic.integrations.sharded import ShardedSurface, Shards, shards_of
 from laconic.integrations.surface import Surface
 from laconic.integrations.wire import Wire
-from laconic.layout import dimension_order, flatten, rows_of
+from laconic.layout import dimension_order, flatten, here, rows_of
 from laconic.memory import accumulation_dtype
 from laconic.method import Method
 from laconic.methods import recommended
@@ -64,7 +67,8 @@ def attach(
     Without a method it is ``recommended()``.
 
     A ``DistributedDataParallel`` module exchanges bucket by bucket while backward goes on. A plain module
-    gets the first rank's parameters and buffers once, and exchanges when the optimizer is about to step.
+    gets the first rank's parameters and buffers once, and exchanges when the optimizer is about to step; so does
+    one that FSDP2 has sharded, where ``group`` is that of the ranks which hold the same shard (docs/fsdp.md).
     Every rank must call this at the same point. With a ``GradScaler`` pass it as ``scaler``. With
     ``measure_every=M`` the theory of TopK-SGD is measured every M steps (``link.stats.history``); with
     ``track_age`` ``link.stats.layers`` knows how long entries have waited, for four bytes an entry. With
@@ -77,12 +81,15 @@ def attach(
     chosen, method = method is None, recommended() if method is None else method
     ddp = _check(model, optimizer, method, scaler, measure_every)
     module = model if ddp is None else cast("torch.nn.Module", ddp.module)
-    parameters = check_parameters(module, optimizer, every_trainable=ddp is not None)
-    talking, device = _group(ddp, group), next(iter(parameters.values())).device
+    parameters = check_parameters(module, optimizer, every_trainable=ddp is not None, sharded=ddp is None)
+    shards = shards_of(parameters, method, group, scaler)
+    talking, device = talking_in(ddp, group), next(iter(parameters.values())).device
     method = on_nodes(method, dist.get_process_group_ranks(talking))
     transport = ProcessGroupTransport(talking, device, node_size=node_size_of(method))
     check_settings(check_every, on_difference, method.local)
-    making = Making(transport, scaler, measure_every, track_age, time.perf_counter, check_every, on_difference)
+    making = Making(
+        transport, scaler, measure_every, track_age, time.perf_counter, check_every, on_difference, shards
+    )
     link = making.link(model, optimizer, method, parameters)
     if chosen and link.rounds is not None and transport.rank == 0:
         _log.warning(
@@ -121,6 +128,11 @@ class Making:
     clock: Callable[[], float]
     check_every: int = 0
     on_difference: OnDifference = "raise"
+    shards: Shards | None = None
+
+    @property
+    def _whole(self) -> Whole:
+        return nothing_elsewhere if self.shards is None else self.shards.whole
 
     @property
     def _checks(self) -> str:
@@ -138,7 +150,8 @@ class Making:
         ddp = model if isinstance(model, DistributedDataParallel) else None
         module = model if ddp is None else cast("torch.nn.Module", ddp.module)
         moves = _moves(method, optimizer, scaler, said=first)
-        kind = f"{'plain' if ddp is None else 'DDP'}{' with a GradScaler' if scaler else ''}"
+        kind = "DDP" if ddp is not None else "plain" if self.shards is None else "sharded"
+        kind += " with a GradScaler" if scaler else ""
         kind += " with momentum moved" if moves else ""
         identity = _identity(
             f"{method} ({kind}, measured every {self.measure_every}, {self._checks})", module, parameters
@@ -147,18 +160,21 @@ class Making:
         moved = _moved(optimizer, parameters, reducer) if moves else None
         seconds = _compiled(method, parameters, said=first)
         local = method.local is not None
-        rounds = Rounds(method, module, parameters, optimizer, reducer, transport) if local else None
+        rounds = Rounds(method, module, parameters, optimizer, reducer, transport, self._whole) if local else None
         check = self._check(parameters, rounds) if self.check_every else None
         link = Link(reducer, transport, identity, parameters, optimizer, scaler, moved, rounds, seconds, check)
         if ddp is None:
             check_buffers(module)
-        link.install(_surface(model, link, rounds), self.clock)
+        surface = _surface(model, link, rounds)
+        if self.shards is not None:
+            surface = ShardedSurface(surface, self.shards, parameters, rounds)
+        link.install(surface, self.clock)
         _attached[optimizer] = weakref.ref(link)
         return link
 
     def _check(self, parameters: Mapping[str, torch.nn.Parameter], rounds: Rounds | None) -> ReplicaCheck:
         """Return what compares all ranks' models; where each has its own, what they have agreed on."""
-        parts = (lambda: parameters) if rounds is None else rounds.agreed
+        parts = (lambda: {name: here(p) for name, p in parameters.items()}) if rounds is None else rounds.agreed
         return ReplicaCheck(parts, self.transport, every=self.check_every, then=self.on_difference)
 
     def reducer(
@@ -170,7 +186,7 @@ class Making:
         velocity: bool,
     ) -> Reducer:
         """Return what remembers and exchanges for this transport."""
-        tensors = list(parameters.values())
+        tensors = [here(p) for p in parameters.values()]
         return Reducer(
             method,
             Segments.of(list(parameters), [p.numel() for p in tensors], [rows_of(p) for p in tensors]),
@@ -184,6 +200,7 @@ class Making:
             track_age=self.track_age,
             measure_every=self.measure_every,
             clock=self.clock,
+            whole=self._whole,
         )
 
 
@@ -252,40 +269,15 @@ def _moved(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter], reducer: Reducer
 ) -> MovedMomentum:
     def deliver(buffers: Mapping[str, torch.Tensor]) -> None:
-        reducer.start_velocity({name: flatten(v, parameters[name]) for name, v in buffers.items()})
+        reducer.start_velocity({name: flatten(v, here(parameters[name])) for name, v in buffers.items()})
 
     return MovedMomentum(optimizer, {id(p): name for name, p in parameters.items()}, deliver)
 
 
 def _identity(method: str, module: torch.nn.Module, exchanged: Mapping[str, torch.nn.Parameter]) -> Identity:
     lines = []
-    for name, t in [*module.named_parameters(), *module.named_buffers()]:
+    for name, t in ((name, here(t)) for name, t in (*module.named_parameters(), *module.named_buffers())):
         order = dimension_order(t)
         layout = "" if order == tuple(sorted(order)) else f" laid out {order}"
         lines.append(f"{name} {tuple(t.shape)} {t.dtype}{layout}{'' if name in exchanged else ' not exchanged'}")
     return Identity(method=method, model=tuple(lines))
-
-
-def _group(ddp: DistributedDataParallel | None, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    if ddp is None:
-        group = group or _default_group()
-        if dist.get_rank(group) < 0:
-            raise ValueError(
-                "this rank is not in the group it was given. Call attach on the group's own ranks only."
-            )
-        return group
-    if group is not None and group is not ddp.process_group:
-        raise ValueError("the DDP module has a process group of its own; leave group out.")
-    return ddp.process_group
-
-
-def _default_group() -> dist.ProcessGroup:
-    if not dist.is_available() or not dist.is_initialized():
-        raise LaconicError(
-            "attach needs a process group, and none is initialised. Call torch.distributed."
-            "init_process_group('gloo') first and start the script with:\n"
-            "    torchrun --nproc-per-node 2 train.py"
-        )
-    group = dist.group.WORLD
-    assert group is not None
-    return group

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Container
 
@@ -10,6 +9,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from laconic.errors import LaconicError
+from laconic.layout import is_sharded
 from laconic.method import Method
 
 
@@ -34,11 +34,12 @@ def check_arguments(model: object, optimizer: object, method: object, scaler: ob
 
 
 def check_parameters(
-    module: torch.nn.Module, optimizer: torch.optim.Optimizer, *, every_trainable: bool
+    module: torch.nn.Module, optimizer: torch.optim.Optimizer, *, every_trainable: bool, sharded: bool = False
 ) -> dict[str, torch.nn.Parameter]:
     """Return the parameters to exchange by name, in the model's order, or refuse them.
 
-    Those are the trainable ones (DDP reduces them all), or of a plain module those the optimizer holds.
+    Those are the trainable ones (DDP reduces them all), or of a plain module those the optimizer holds. They may be
+    ``sharded``, or not.
     """
     stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
     known = {id(p) for p in module.parameters()}
@@ -60,7 +61,7 @@ def check_parameters(
     if not chosen:
         raise ValueError("the optimizer holds no trainable parameter of this model: nothing to exchange.")
     for name, p in chosen.items():
-        _check_parameter(name, p)
+        _check_parameter(name, p, sharded=sharded)
     _check_sparse(module)
     devices = sorted({str(p.device) for p in chosen.values()})
     if len(devices) > 1:
@@ -149,11 +150,9 @@ def check_quorum(model: torch.nn.Module, method: Method) -> None:
         )
 
 
-def _check_parameter(name: str, p: torch.nn.Parameter) -> None:
-    # To import it takes a second; where nobody has, no parameter is of its kind.
-    sharding = sys.modules.get("torch.distributed.tensor")
-    if sharding is not None and isinstance(p, sharding.DTensor):
-        raise TypeError(f"{name} is sharded (DTensor). FSDP is not supported yet: use DDP or a plain module.")
+def _check_parameter(name: str, p: torch.nn.Parameter, *, sharded: bool) -> None:
+    if is_sharded(p) and not sharded:
+        raise TypeError(f"{name} is sharded (DTensor), which goes with laconic.attach on the module itself alone.")
     if p.is_complex():
         raise TypeError(f"{name} is complex ({p.dtype}). Hold real and imaginary parts as two real parameters.")
     if p.is_meta:

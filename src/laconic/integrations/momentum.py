@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from laconic.layout import as_lies, here
 from laconic.types import Momentum
 
 _MOVED = ("momentum", "nesterov", "weight_decay")
@@ -85,7 +86,7 @@ class MovedMomentum:
                 # A new dict: a state dict that the user still holds keeps its buffers.
                 self._optimizer.state[p] = kept
                 if id(p) in self._names:
-                    buffers[self._names[id(p)]] = buffer
+                    buffers[self._names[id(p)]] = here(buffer)
         self._deliver(buffers)
 
     def give_back(self) -> None:
@@ -138,11 +139,11 @@ class MovedMomentum:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the decay's velocities by name, copied."""
-        return {self._names[id(p)]: v.clone() for p, v in self._decay.items() if id(p) in self._names}
+        return {self._names[id(p)]: here(v).clone() for p, v in self._decay.items() if id(p) in self._names}
 
     def check(self, state: Mapping[str, Tensor]) -> None:
         """Raise ``ValueError`` if saved velocities are not those of this model's parameters."""
-        sizes = {name: p.numel() for name, p in self._parameters().items()}
+        sizes = {name: here(p).numel() for name, p in self._parameters().items()}
         wrong = [name for name, velocity in state.items() if sizes.get(name) != velocity.numel()]
         if wrong:
             raise ValueError(f"the saved decay does not fit {wrong[:5]}. Load the state of the same model.")
@@ -152,11 +153,11 @@ class MovedMomentum:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from saved velocities."""
-        parameters = self._parameters()
-        self._decay = {
-            parameters[name]: velocity.to(parameters[name], copy=True).view_as(parameters[name])
-            for name, velocity in state.items()
-        }
+        parameters, self._decay = self._parameters(), {}
+        for name, velocity in state.items():
+            p = parameters[name]
+            part = here(p)
+            self._decay[p] = as_lies(velocity.to(part, copy=True).view_as(part), p)
 
     def _show(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
         self.refresh()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from laconic.integrations.link import Link
 from laconic.integrations.wire import Wire
-from laconic.layout import rows_of, unflatten
+from laconic.layout import as_lies, here, rows_of, unflatten
 from laconic.segments import Segments
 
 
@@ -18,7 +18,7 @@ class PlainSurface:
 
     def __init__(self, module: torch.nn.Module, link: Link) -> None:
         self._module, self._link = module, link
-        parameters = list(link.parameters.values())
+        parameters = [here(p) for p in link.parameters.values()]
         sizes, rows = [p.numel() for p in parameters], [rows_of(p) for p in parameters]
         self._segments = Segments.of(list(link.parameters), sizes, rows)
         dtype = reduce(torch.promote_types, [p.dtype for p in parameters])
@@ -79,7 +79,7 @@ class PlainSurface:
         strides = [p.stride() for p in parameters.values()]
         if strides != self._strides:
             pairs = zip(self._views, parameters.values(), strict=True)
-            self._shaped, self._strides = [unflatten(view, p) for view, p in pairs], strides
+            self._shaped, self._strides = [unflatten(view, here(p)) for view, p in pairs], strides
         flags, targets, grads = [0] * len(strides), [], []
         for i, (name, p) in enumerate(parameters.items()):
             if p.grad is None:
@@ -89,7 +89,7 @@ class PlainSurface:
                 raise TypeError(f"the gradient of {name} is sparse; laconic wants dense ones. Use sparse=False.")
             flags[i] = 1
             targets.append(self._shaped[i])
-            grads.append(p.grad)
+            grads.append(here(p.grad))
         if grads:
             torch._foreach_copy_(targets, grads)
         if flags != self._flags:
@@ -100,7 +100,9 @@ class PlainSurface:
     def _unload(self, notes: Tensor) -> None:
         """Put the mean into the gradients; a parameter no rank used keeps none, unless something came for it."""
         parameters = list(self._link.parameters.values())
-        there = [(p.grad, view) for p, view in zip(parameters, self._shaped, strict=True) if p.grad is not None]
+        there = [
+            (here(p.grad), view) for p, view in zip(parameters, self._shaped, strict=True) if p.grad is not None
+        ]
         if there:
             torch._foreach_copy_([grad for grad, _ in there], [view for _, view in there])
         if len(there) == len(parameters):
@@ -108,12 +110,12 @@ class PlainSurface:
             return
         for p, view, shaped, count in zip(parameters, self._views, self._shaped, notes.tolist(), strict=True):
             if p.grad is None and (count > 0 or bool(view.any())):
-                p.grad = shaped.to(p.dtype, copy=True)
+                p.grad = as_lies(shaped.to(p.dtype, copy=True), p)
 
 
 def share_first_ranks_model(module: torch.nn.Module, transport: Wire, *, buffers: bool = True) -> None:
     """Give every rank the first rank's parameters and buffers, as bytes in one broadcast."""
-    tensors = [*module.parameters(), *(module.buffers() if buffers else ())]
+    tensors = [here(t) for t in (*module.parameters(), *(module.buffers() if buffers else ()))]
     raw = [t.detach().contiguous().view(-1).view(torch.uint8) for t in tensors]
     everything = torch.cat(raw)
     transport.broadcast_(everything)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from laconic.integrations.link import Link
+from laconic.layout import here, is_sharded
 from laconic.resharding import resharded
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
+    from torch.distributed.tensor import DTensor
 
 
 class LinkState:
@@ -35,16 +38,16 @@ class LinkState:
         state = self._link.state_dict()
         part: dict[str, Any] = {"memory": state.pop("memory"), "rest": _bytes_of(state)}
         if self._link.rounds is not None:
-            part["parameters"] = {name: p.detach().clone() for name, p in self._link.parameters.items()}
-        return {_name(self._link.transport.rank): part}
+            part["parameters"] = {name: here(p).detach().clone() for name, p in self._link.parameters.items()}
+        return {_name(self._link): part}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from this rank's part; with local steps its parameters too."""
-        part = state[_name(self._link.transport.rank)]
+        part = state[_name(self._link)]
         self._link.load_state_dict(_whole(part))
         with torch.no_grad():
             for name, value in part.get("parameters", {}).items():
-                self._link.parameters[name].copy_(value)
+                here(self._link.parameters[name]).copy_(value)
 
     def load_from(self, checkpoint: str | os.PathLike[str], *, key: str = "link") -> None:
         """Go on from a checkpoint that as many ranks have saved, or another number of them.
@@ -58,8 +61,8 @@ class LinkState:
 
         link, ranks = self._link, self._link.transport.world_size
         reader = FileSystemReader(checkpoint)
-        parts = _room(reader.read_metadata(), key)
-        alike, mine = len(parts) == ranks, _name(link.transport.rank)
+        parts = _room(reader.read_metadata(), key, _shard(link))
+        alike, mine = len(parts) == ranks, _name(link)
         parts = {mine: parts[mine]} if alike else parts
         with warnings.catch_warnings():
             # Every rank reads for itself, which torch takes for a mistake.
@@ -74,8 +77,14 @@ class LinkState:
         link.load_state_dict(states[link.transport.rank])
 
 
-def _name(rank: int) -> str:
-    return f"rank-{rank:05d}"
+def _name(link: Link) -> str:
+    return f"rank-{link.transport.rank:05d}{_shard(link)}"
+
+
+def _shard(link: Link) -> str:
+    """What comes behind a rank in its name: which shard of the model it holds, where that is sharded."""
+    p = next(iter(link.parameters.values()))
+    return f"-shard-{cast('DTensor', p).device_mesh.get_local_rank():05d}" if is_sharded(p) else ""
 
 
 def _bytes_of(state: dict[str, Any]) -> bytes:
@@ -90,13 +99,13 @@ def _whole(part: dict[str, Any]) -> dict[str, Any]:
     return rest | {"memory": part.get("memory", {})}
 
 
-def _room(metadata: Metadata, key: str) -> dict[str, Any]:
-    """Return room for what every rank has saved under a key, in the order of ranks."""
+def _room(metadata: Metadata, key: str, shard: str) -> dict[str, Any]:
+    """Return room for what every rank with this shard has saved under a key, in the order of ranks."""
     from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
     room: dict[str, Any] = {}
     for name, path in sorted((metadata.planner_data or {}).items()):
-        if path[0] != key or not str(path[1]).startswith("rank-"):
+        if path[0] != key or not re.fullmatch(rf"rank-\d+{shard}", str(path[1])):
             continue
         about, inner = metadata.state_dict_metadata[name], room
         for step in path[1:-1]:

@@ -7,21 +7,30 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from laconic.layout import flatten, rows_of, unflatten
+from laconic.layout import as_lies, flatten, here, rows_of, unflatten
 from laconic.memory import accumulation_dtype
 from laconic.segments import Segments
 
 
 class Arena:
-    """Some parameters of a model, and where each lies in a flat vector."""
+    """Some parameters of a model, as far as they lie on this rank, and where each lies in a flat vector."""
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
         self.parameters = dict(parameters)
-        self._tensors = list(parameters.values())
         sizes, rows = [p.numel() for p in self._tensors], [rows_of(p) for p in self._tensors]
         self.segments = Segments.of(list(parameters), sizes, rows)
         self._dtype = accumulation_dtype([p.dtype for p in self._tensors])
         self._device = self._tensors[0].device
+
+    @property
+    def _tensors(self) -> list[Tensor]:
+        # Asked for anew: a shard may come to lie elsewhere.
+        return [here(p) for p in self.parameters.values()]
+
+    @property
+    def bytes(self) -> int:
+        """Return what the parameters themselves take up here."""
+        return sum(t.numel() * t.element_size() for t in self._tensors)
 
     def zeros(self, more: int = 0) -> Tensor:
         """Return a flat vector of zeros, with room for more numbers behind it."""
@@ -50,11 +59,11 @@ class Arena:
     @torch.no_grad()
     def gradients_(self, out: Tensor) -> None:
         """Fill out with the gradients; zero where a parameter has none."""
-        for view, p in zip(self.segments.views(out), self._tensors, strict=True):
+        for view, p in zip(self.segments.views(out), self.parameters.values(), strict=True):
             if p.grad is None:
                 view.zero_()
             else:
-                view.copy_(flatten(p.grad, p))
+                view.copy_(flatten(here(p.grad), here(p)))
 
     @torch.no_grad()
     def set_gradients(self, flat: Tensor, *, used: Sequence[bool] | None = None) -> None:
@@ -62,11 +71,11 @@ class Arena:
 
         One that has none gets one where ``used`` says so; without ``used``, if its part is not zero.
         """
-        for i, (view, p) in enumerate(zip(self.views(flat), self._tensors, strict=True)):
+        for i, (view, p) in enumerate(zip(self.views(flat), self.parameters.values(), strict=True)):
             if p.grad is not None:
-                p.grad.copy_(view)
+                here(p.grad).copy_(view)
             elif bool(view.any()) if used is None else used[i]:
-                p.grad = view.to(p.dtype, copy=True)
+                p.grad = as_lies(view.to(p.dtype, copy=True), p)
 
     @torch.no_grad()
     def set_values(self, flat: Tensor) -> None:

@@ -10,6 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from laconic.clipping import Whole
+from laconic.layout import here
 from laconic.local import LocalSteps
 from laconic.rounds.arena import Arena
 from laconic.rounds.meeting import Meeting
@@ -36,8 +38,9 @@ class RuleState:
 class Gradients:
     """One rank's rule: called before each optimizer's step that this rank takes part in."""
 
-    def __init__(self, local: LocalSteps, arena: Arena, meeting: Meeting, *, world_size: int) -> None:
+    def __init__(self, local: LocalSteps, arena: Arena, meeting: Meeting, *, world_size: int, whole: Whole) -> None:
         self._local, self._arena, self._meeting, self._world = local, arena, meeting, world_size
+        self._whole = whole
         self.threshold = inf if local.clip is None else local.clip.threshold(world_size=world_size)
         self.state = RuleState()
         # G_i, G and the sum of this round's gradients, for corrections.
@@ -61,8 +64,8 @@ class Gradients:
 
         ``missed``: this rank has no finite gradient for this step, and says so where others wait for it.
         """
-        grads = [p.grad for p in self._arena.parameters.values() if p.grad is not None]
-        norm = _norm(grads)
+        grads = [here(p.grad) for p in self._arena.parameters.values() if p.grad is not None]
+        norm = float(self._whole(_norm(grads)))
         ok = not missed and isfinite(norm)
         self.clipped = False
         if self._local.correction == "resampled" and first and not self.state.measured:
@@ -114,7 +117,7 @@ class Gradients:
         for segment, view in zip(self._arena.segments, self._arena.segments.views(moved), strict=True):
             rate = rates.get(segment.name, 0.0)
             view.mul_(1 / rate if rate else 0.0)
-        norm = float(torch.linalg.vector_norm(moved))
+        norm = self._length(moved)
         if norm > self.threshold:
             self.clipped = True
             self._arena.set_values(torch.lerp(before, self._arena.values(), self.threshold / norm))
@@ -152,7 +155,7 @@ class Gradients:
             self.state.summed += 1
         g += self.vectors["mean"]
         g -= self.vectors["own"]
-        norm = float(torch.linalg.vector_norm(g))
+        norm = self._length(g)
         self.clipped = self.state.clips
         if self.state.clips and norm > 0:
             g *= self.threshold / norm
@@ -189,10 +192,13 @@ class Gradients:
         self.state.begun = True
 
     def _decide(self) -> None:
-        self.state.clips = float(torch.linalg.vector_norm(self.vectors["mean"])) > self.threshold
+        self.state.clips = self._length(self.vectors["mean"]) > self.threshold
 
     def _mean_norm(self, *, ok: bool) -> float:
-        return float(torch.linalg.vector_norm(self._mean(ok=ok)))
+        return self._length(self._mean(ok=ok))
+
+    def _length(self, vector: Tensor) -> float:
+        return float(self._whole(torch.linalg.vector_norm(vector)))
 
     def _mean(self, *, ok: bool) -> Tensor:
         """Return the mean gradient over the ranks that have one."""
@@ -204,10 +210,11 @@ class Gradients:
         return total[:-1] / total[-1].clamp(min=1)
 
 
-def _norm(grads: list[Tensor]) -> float:
-    """Return the norm of a whole gradient; its parts' norms are summed up in float32 at least."""
+def _norm(grads: list[Tensor]) -> Tensor:
+    """Return the norm of gradients; their norms are summed up in float32 at least."""
     if not grads:
-        return 0.0
+        return torch.zeros(())
     wide = torch.float64 if any(g.dtype == torch.float64 for g in grads) else torch.float32
     norms = torch._foreach_norm(grads, 2.0, dtype=wide)
-    return float(torch.linalg.vector_norm(torch.stack(norms)))
+    total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return total

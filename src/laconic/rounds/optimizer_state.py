@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from laconic.errors import LaconicError
-from laconic.layout import flatten
+from laconic.layout import flatten, here
 from laconic.local.steps import OptimizerState
 from laconic.rounds.arena import Arena
 from laconic.rounds.meeting import Meeting
@@ -73,7 +73,7 @@ def _average_kind_(kind: str, optimizer: torch.optim.Optimizer, arena: Arena, me
     mean[arena.segments.numel :] = torch.tensor(have, dtype=mean.dtype).to(mean.device)
     for view, p, value in zip(arena.segments.views(mean), parameters, values, strict=True):
         if value is not None:
-            view.copy_(flatten(value, p))
+            view.copy_(flatten(value, here(p)))
     mean = meeting.sum_(mean, "the optimizer's state")
     counts = mean[arena.segments.numel :].unbind()
     for view, value, count in zip(arena.views(mean), values, counts, strict=True):
@@ -108,6 +108,6 @@ def _kinds(optimizer: torch.optim.Optimizer, arena: Arena) -> set[str]:
 
 
 def _state(optimizer: torch.optim.Optimizer, p: Tensor, kind: str) -> Tensor | None:
-    """What the optimizer keeps of this kind for a parameter, if that is a tensor of its shape."""
+    """What the optimizer keeps of this kind for a parameter on this rank, if that is a tensor of its shape."""
     value = optimizer.state.get(p, {}).get(kind)
-    return value if isinstance(value, Tensor) and value.shape == p.shape else None
+    return here(value) if isinstance(value, Tensor) and value.shape == p.shape else None

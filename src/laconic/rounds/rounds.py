@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from laconic.clipping import Whole, nothing_elsewhere
 from laconic.collectives import Traffic, Transport
 from laconic.errors import loss_untold
 from laconic.local.steps import participants_of
@@ -50,6 +51,7 @@ class Rounds:
         optimizer: torch.optim.Optimizer,
         reducer: Reducer,
         transport: Transport,
+        whole: Whole = nothing_elsewhere,
     ) -> None:
         assert method.local is not None
         self.method, self.local = method, method.local
@@ -57,13 +59,13 @@ class Rounds:
         self._ranks, self._rank = transport.world_size, transport.rank
         self._arena = Arena(parameters)
         self.meeting = Meeting(transport, next(iter(parameters.values())).device)
-        self._gradients = Gradients(self.local, self._arena, self.meeting, world_size=self._ranks)
-        self._averaging = Averaging(self._arena, self.meeting, clip=self.local.clip)
+        self._gradients = Gradients(self.local, self._arena, self.meeting, world_size=self._ranks, whole=whole)
+        self._averaging = Averaging(self._arena, self.meeting, clip=self.local.clip, whole=whole)
         self._sync = Sync(self.local, parameters, reducer, self.meeting, self._ranks)
         self._care = BufferCare(module, self.meeting, ranks=self._ranks, how=self.local.buffers)
         self._pace = Pace(self.local.period)
         self._names = {id(p): name for name, p in parameters.items()}
-        self._bytes = sum(p.numel() * p.element_size() for p in parameters.values())
+        self._bytes = self._arena.bytes
         self._now = Progress()
         self._began = self._takes_step = self._measured = self._ends = False
         self._before: Tensor | None = None
