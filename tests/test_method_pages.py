@@ -26,13 +26,17 @@ def test_every_method_has_one_section_and_no_section_is_of_another():
     assert sorted(name for name, _, _ in _sections()) == sorted(METHODS)
 
 
-@pytest.mark.parametrize(("name", "text"), [(name, text) for name, text, _ in _sections()], ids=lambda part: part[:20])
+@pytest.mark.parametrize(
+    ("name", "text"), [(name, text) for name, text, _ in _sections()], ids=lambda part: part[:20]
+)
 def test_a_section_has_each_setting_with_its_default_and_no_other(name, text):
     told = {setting: ast.literal_eval(default) for setting, default in SETTING.findall(text)}
     assert told == {key: p.default for key, p in inspect.signature(METHODS[name]).parameters.items()}
 
 
-@pytest.mark.parametrize(("name", "text"), [(name, text) for name, text, _ in _sections()], ids=lambda part: part[:20])
+@pytest.mark.parametrize(
+    ("name", "text"), [(name, text) for name, text, _ in _sections()], ids=lambda part: part[:20]
+)
 def test_a_section_has_a_formula_what_to_watch_and_what_was_measured(name, text):
     assert "```text\n" in text
     for heading in ("**Watch**", "**Paper**", "**Measured**"):
