@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import runpy
 import warnings
@@ -14,13 +15,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import laconic
+from laconic.errors import LaconicError
 from pool import run_alone
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def on_two_ranks(job: Callable[..., Any], *args: Any) -> list[Any]:
-    """Call ``job(*args)`` on two ranks, once; return what each returned, with what its framework warned of ignored."""
+    """Call ``job(*args)`` on two ranks, once, deaf to what its framework warns of; return what each returned."""
     outcomes = run_alone(2, _joined, job, args, within_seconds=110)
     assert [outcome.error for outcome in outcomes] == ["", ""], outcomes
     return [outcome.value for outcome in outcomes]
@@ -31,6 +34,7 @@ def _joined(group: dist.ProcessGroup, job: Callable[..., Any], args: Any) -> Any
     rank, ranks = str(dist.get_rank()), str(dist.get_world_size())
     os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     os.environ |= {"GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "TORCHELASTIC_RUN_ID": "none"}
+    logging.disable(logging.WARNING)
     return job(*args)
 
 
@@ -50,6 +54,14 @@ def refusal(job: Callable[[], Any]) -> str:
     """Return what a job is refused with."""
     try:
         job()
-    except ValueError as error:
+    except (LaconicError, ValueError) as error:
         return str(error)
     return "not refused"
+
+
+def numbers(link: laconic.Link | None) -> dict[str, Any]:
+    """Return what a link has counted."""
+    if link is None:
+        return {}
+    names = ("steps", "syncs", "skipped_steps", "wire_bytes", "ratio", "owed_norm")
+    return {name: getattr(link.stats, name) for name in names}

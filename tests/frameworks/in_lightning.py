@@ -14,10 +14,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import laconic
-from frameworks.as_torchrun import printed, refusal, weights
+from frameworks.as_torchrun import numbers, printed, refusal, weights
 from laconic.integrations.lightning import Laconic
 
-TOPK, ROUNDS = laconic.topk(0.01), laconic.celgc(4, send=laconic.topk(0.05))
+TOPK, ROUNDS = laconic.topk(0.01), laconic.celgc(5, send=laconic.topk(0.05))
 
 
 class Module(pl.LightningModule):
@@ -26,8 +26,9 @@ class Module(pl.LightningModule):
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
         torch.manual_seed(seed)
-        self.net = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 8))
+        self.net = nn.Sequential(nn.Linear(32, 512), nn.ReLU(), nn.Linear(512, 8), nn.BatchNorm1d(8))
         self.validated: list[float] = []
+        self.saves_at: Path | None = None
 
     def loss(self, batch: list[torch.Tensor]) -> torch.Tensor:
         return nn.functional.mse_loss(self.net(batch[0]), batch[1])
@@ -37,6 +38,8 @@ class Module(pl.LightningModule):
 
     def validation_step(self, batch: list[torch.Tensor], index: int) -> None:
         self.validated.append(float(self.net[0].weight.double().sum()))
+        if self.saves_at is not None:
+            self.trainer.save_checkpoint(self.saves_at)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
@@ -56,7 +59,7 @@ class Manual(Module):
         optimizer.step()
 
     def configure_optimizers(self) -> Any:
-        layers = [self.net[0], self.net[3]] if self.wanted == 2 else [self.net]
+        layers = [self.net[0], self.net[2:]] if self.wanted == 2 else [self.net]
         return [torch.optim.SGD(layer.parameters(), lr=0.05) for layer in layers]
 
 
@@ -79,21 +82,36 @@ def fit(
     module = module or Module()
     exchange = [] if method is None else [Laconic(method)]
     saves = ModelCheckpoint(dirpath=folder, filename="{epoch}", save_top_k=-1)
-    settings = {"strategy": "ddp", "devices": 2, "max_epochs": 2, "callbacks": [*exchange, saves]} | settings
+    settings = {
+        "strategy": "ddp",
+        "devices": 2,
+        "max_epochs": 2,
+        "num_sanity_val_steps": 0,
+        "callbacks": [*exchange, saves],
+    } | settings
     trainer = pl.Trainer(
         **settings, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False
     )
     trainer.fit(module, loader(poisoned=poisoned), loader(), ckpt_path=ckpt_path, weights_only=True)
-    stats = exchange[0].link.stats if exchange else None
     told = {"weights": weights(module), "validated": module.validated}
-    return told | {
-        name: getattr(stats, name, None) for name in ("steps", "syncs", "skipped_steps", "wire_bytes", "ratio")
-    }
+    return told | numbers(exchange[0].link if exchange else None)
 
 
-def resumed(name: str, method: laconic.Method, folder: Path) -> dict[str, Any]:
+def resumed(name: str, method: laconic.Method, folder: Path, **settings: Any) -> dict[str, Any]:
     """Go on from the checkpoint after the first epoch, with a module that began elsewhere."""
-    return fit(method, folder / f"{name}-on", module=Module(7), ckpt_path=folder / name / "epoch=0.ckpt")
+    path = folder / name / "epoch=0.ckpt"
+    return fit(method, folder / f"{name}-on", module=Module(7), ckpt_path=path, **settings)
+
+
+def scaled(**settings: Any) -> list[Any]:
+    """Return the plugin of half precision on a CPU, at a scale that is too large at first."""
+    return [MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=2.0**20, **settings))]
+
+
+def saving_while_validating(folder: Path) -> None:
+    module = Module()
+    module.saves_at = folder / "too-early.ckpt"
+    fit(ROUNDS, folder / "early", module=module)
 
 
 def without_memory(folder: Path) -> dict[str, Any]:
@@ -107,24 +125,27 @@ def without_memory(folder: Path) -> dict[str, Any]:
 
 def exam(folder: Path) -> dict[str, Any]:
     """All trainings on this rank, by name."""
-    scaled = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=2.0**40))
     mixed = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5, "precision": "bf16-mixed"}
     told = {
         "plain": fit(None, folder / "plain", **mixed),
         "mixed": fit(laconic.dense(), folder / "mixed", **mixed),
-        "dense": fit(laconic.dense(), folder / "dense"),
+        "dense": fit(laconic.dense(), folder / "dense", num_sanity_val_steps=2),
         "topk": fit(TOPK, folder / "topk"),
         "topk resumed": resumed("topk", TOPK, folder),
         "topk without memory": without_memory(folder),
         "rounds": fit(ROUNDS, folder / "rounds"),
         "rounds resumed": resumed("rounds", ROUNDS, folder),
         "poisoned": fit(TOPK, folder / "poisoned", poisoned=True),
-        "scaled": fit(TOPK, folder / "scaled", plugins=[scaled]),
+        "scaled": fit(TOPK, folder / "scaled", plugins=scaled()),
+        "scaled rounds": fit(ROUNDS, folder / "scaled-rounds", plugins=scaled()),
+        "scaled rounds resumed": resumed("scaled-rounds", ROUNDS, folder, plugins=scaled()),
         "manual": fit(TOPK, folder / "manual", module=Manual(1)),
         "two optimizers": refusal(lambda: fit(TOPK, folder / "two", module=Manual(2))),
+        "saved while validating": refusal(lambda: saving_while_validating(folder)),
     }
+    told["example"] = printed("with_lightning.py")
     saved = torch.load(folder / "rounds" / "epoch=0.ckpt", weights_only=True)
-    told["saved"] = {name: value.flatten().tolist() for name, value in saved["state_dict"].items()}
+    told["saved"] = saved["state_dict"]["net.0.weight"].flatten().tolist()
     told["parts"] = [part["parameters"]["net.0.weight"].flatten().tolist() for part in saved["laconic"]]
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RUN_ID"):
         del os.environ[name]

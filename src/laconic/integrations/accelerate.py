@@ -69,7 +69,9 @@ class _Kept:
 
     def agree(self, models: list[torch.nn.Module], weights: list[dict[str, Any]], folder: str) -> None:  # noqa: ARG002
         """Leave the model that all ranks agree on in the weights to be saved, in the place of one rank's."""
-        if self._link.rounds is not None and self._link.attached and weights:
-            with self._link.averaged():
-                mean = copy.deepcopy(self._accelerator.get_state_dict(self._model, unwrap=False))
-            weights[models.index(self._model)] = mean
+        if self._link.rounds is None or not self._link.attached or not weights:
+            return
+        # Accelerate remembers a model as it was given, without DDP.
+        index = next(i for i, model in enumerate(models) if model in (self._model, self._module))
+        with self._link.averaged():
+            weights[index] = copy.deepcopy(self._accelerator.get_state_dict(models[index], unwrap=False))
