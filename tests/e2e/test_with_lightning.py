@@ -76,6 +76,11 @@ def test_ranks_skip_together_under_a_scaler(told):
     assert 0 < skipped[0] < told[0]["scaled"]["steps"]
 
 
+def test_in_rounds_each_rank_skips_alone_and_goes_on_with_a_scale_of_its_own(told):
+    assert told[0]["scaled rounds"]["skipped_steps"] < told[1]["scaled rounds"]["skipped_steps"]
+    assert told[0]["scaled rounds"]["weights"] == told[1]["scaled rounds"]["weights"]
+
+
 def test_what_cannot_be_attached_is_refused_with_what_to_do(told):
     assert "configure_optimizers returned SGD, SGD. Give all parameters to one" in told[0]["two optimizers"]
     assert "SingleDeviceStrategy trains a Module. Write Trainer(strategy='ddp')" in told[0]["alone"]

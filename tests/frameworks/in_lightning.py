@@ -23,15 +23,17 @@ TOPK, ROUNDS = laconic.topk(0.01), laconic.celgc(5, send=laconic.topk(0.05))
 class Module(pl.LightningModule):
     """A regression whose weights begin unlike for unlike seeds."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, loud: int = 1) -> None:
         super().__init__()
+        self.loud = loud
         torch.manual_seed(seed)
         self.net = nn.Sequential(nn.Linear(32, 512), nn.ReLU(), nn.Linear(512, 8), nn.BatchNorm1d(8))
         self.validated: list[float] = []
         self.saves_at: Path | None = None
 
     def loss(self, batch: list[torch.Tensor]) -> torch.Tensor:
-        return nn.functional.mse_loss(self.net(batch[0]), batch[1])
+        # Where ranks are unlike loud, their scalers find unlike scales.
+        return nn.functional.mse_loss(self.net(batch[0]), batch[1]) * self.loud**self.global_rank
 
     def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
         return self.loss(batch)
@@ -94,13 +96,14 @@ def fit(
     )
     trainer.fit(module, loader(poisoned=poisoned), loader(), ckpt_path=ckpt_path, weights_only=True)
     told = {"weights": weights(module), "validated": module.validated}
+    told["buffers"] = [buffer.tolist() for buffer in module.buffers()]
     return told | numbers(exchange[0].link if exchange else None)
 
 
 def resumed(name: str, method: laconic.Method, folder: Path, **settings: Any) -> dict[str, Any]:
     """Go on from the checkpoint after the first epoch, with a module that began elsewhere."""
     path = folder / name / "epoch=0.ckpt"
-    return fit(method, folder / f"{name}-on", module=Module(7), ckpt_path=path, **settings)
+    return fit(method, folder / f"{name}-on", ckpt_path=path, **{"module": Module(7)} | settings)
 
 
 def scaled(**settings: Any) -> list[Any]:
@@ -137,8 +140,10 @@ def exam(folder: Path) -> dict[str, Any]:
         "rounds resumed": resumed("rounds", ROUNDS, folder),
         "poisoned": fit(TOPK, folder / "poisoned", poisoned=True),
         "scaled": fit(TOPK, folder / "scaled", plugins=scaled()),
-        "scaled rounds": fit(ROUNDS, folder / "scaled-rounds", plugins=scaled()),
-        "scaled rounds resumed": resumed("scaled-rounds", ROUNDS, folder, plugins=scaled()),
+        "scaled rounds": fit(ROUNDS, folder / "scaled-rounds", module=Module(loud=64), plugins=scaled()),
+        "scaled rounds resumed": resumed(
+            "scaled-rounds", ROUNDS, folder, module=Module(7, loud=64), plugins=scaled()
+        ),
         "manual": fit(TOPK, folder / "manual", module=Manual(1)),
         "two optimizers": refusal(lambda: fit(TOPK, folder / "two", module=Manual(2))),
         "saved while validating": refusal(lambda: saving_while_validating(folder)),
