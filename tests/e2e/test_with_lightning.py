@@ -54,6 +54,7 @@ def test_a_checkpoint_of_lightnings_goes_on_to_the_same_bits(told, name):
 
 def test_without_the_memory_that_is_in_it_a_checkpoint_goes_on_to_others(told):
     assert told[0]["topk without memory"]["weights"] != told[0]["topk"]["weights"]
+    assert "the checkpoint was saved without laconic: nothing is owed yet" in told[0]["logged"]
 
 
 def test_within_a_round_a_checkpoint_has_the_mean_for_its_model_and_each_ranks_own_beside_it(told):
@@ -83,6 +84,7 @@ def test_in_rounds_each_rank_skips_alone_and_goes_on_with_a_scale_of_its_own(tol
 
 def test_what_cannot_be_attached_is_refused_with_what_to_do(told):
     assert "configure_optimizers returned SGD, SGD. Give all parameters to one" in told[0]["two optimizers"]
+    assert "configure_optimizers returned LBFGS" in told[0]["closures"]
     assert "SingleDeviceStrategy trains a Module. Write Trainer(strategy='ddp')" in told[0]["alone"]
     assert "Save it when validation has ended" in told[0]["saved while validating"]
 

@@ -61,6 +61,14 @@ def test_the_best_model_is_left_as_it_was_saved(told):
     assert told[0]["best saved"] in told[0]["best"]["weights"]
 
 
+def test_clipping_that_nobody_asked_for_is_told_of_where_it_loses_something(told):
+    assert (
+        "the Trainer clips what was exchanged at max_grad_norm=1, and what it cuts off is lost"
+        in told[0]["clipped"]
+    )
+    assert told[1]["clipped"] == told[0]["rounds clipped"] == ""
+
+
 def test_files_of_another_run_are_refused_with_what_to_do(told):
     assert re.search(
         r"checkpoint-6/laconic_0.pt is not of it. Resume from a folder in output_dir", told[0]["mixed up"]

@@ -50,6 +50,20 @@ def weights(module: torch.nn.Module) -> list[list[float]]:
     return [p.detach().flatten().tolist() for p in module.parameters()]
 
 
+def logged(job: Callable[[], Any]) -> str:
+    """Return what laconic logs during a job."""
+    said = StringIO()
+    log, handler = logging.getLogger("laconic"), logging.StreamHandler(said)
+    logging.disable(logging.NOTSET)
+    log.addHandler(handler)
+    try:
+        job()
+    finally:
+        log.removeHandler(handler)
+        logging.disable(logging.WARNING)
+    return said.getvalue()
+
+
 def refusal(job: Callable[[], Any]) -> str:
     """Return what a job is refused with."""
     try:

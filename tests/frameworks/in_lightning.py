@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import laconic
-from frameworks.as_torchrun import numbers, printed, refusal, weights
+from frameworks.as_torchrun import logged, numbers, printed, refusal, weights
 from laconic.integrations.lightning import Laconic
 
 TOPK, ROUNDS = laconic.topk(0.01), laconic.celgc(5, send=laconic.topk(0.05))
@@ -48,7 +48,7 @@ class Module(pl.LightningModule):
 
 
 class Manual(Module):
-    """The same with the loop in the user's hands, and as many optimizers as wanted."""
+    """The same with the loop in the user's hands, and so many optimizers; with 0 one that wants a closure."""
 
     def __init__(self, optimizers: int) -> None:
         super().__init__()
@@ -61,6 +61,8 @@ class Manual(Module):
         optimizer.step()
 
     def configure_optimizers(self) -> Any:
+        if self.wanted == 0:
+            return torch.optim.LBFGS(self.parameters())
         layers = [self.net[0], self.net[2:]] if self.wanted == 2 else [self.net]
         return [torch.optim.SGD(layer.parameters(), lr=0.05) for layer in layers]
 
@@ -146,8 +148,10 @@ def exam(folder: Path) -> dict[str, Any]:
         ),
         "manual": fit(TOPK, folder / "manual", module=Manual(1)),
         "two optimizers": refusal(lambda: fit(TOPK, folder / "two", module=Manual(2))),
+        "closures": refusal(lambda: fit(TOPK, folder / "closures", module=Manual(0))),
         "saved while validating": refusal(lambda: saving_while_validating(folder)),
     }
+    told["logged"] = logged(lambda: without_memory(folder))
     told["example"] = printed("with_lightning.py")
     saved = torch.load(folder / "rounds" / "epoch=0.ckpt", weights_only=True)
     told["saved"] = saved["state_dict"]["net.0.weight"].flatten().tolist()

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
 
 import laconic
-from frameworks.as_torchrun import numbers, printed, refusal, weights
+from frameworks.as_torchrun import logged, numbers, printed, refusal, weights
 from laconic.integrations.transformers import attach
 
 TOPK, ROUNDS = laconic.topk(0.01), laconic.celgc(5, send=laconic.topk(0.05))
@@ -66,6 +66,9 @@ def exam(folder: Path) -> dict[str, Any]:
         "rounds resumed": train(ROUNDS, folder / "rounds", resume=True, seed=7),
         "best": best_of(folder / "best"),
     }
+    clipped = {"max_grad_norm": 1.0, "max_steps": 1, "save_strategy": "no"}
+    told["clipped"] = logged(lambda: train(TOPK, folder / "clipped", **clipped))
+    told["rounds clipped"] = logged(lambda: train(ROUNDS, folder / "clipped", **clipped))
     saved = folder / "rounds" / "checkpoint-6"
     told["saved"], told["best saved"] = told_of(saved), told_of(folder / "best" / "checkpoint-6")
     parts = [torch.load(saved / f"laconic_{rank}.pt", weights_only=True) for rank in (0, 1)]

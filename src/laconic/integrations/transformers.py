@@ -58,6 +58,11 @@ class Laconic(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any) -> None:
         """Attach, and go on from the checkpoint that the Trainer has resumed from."""
+        if state.is_hyper_param_search:
+            raise ValueError(
+                "laconic saves beside a Trainer's own checkpoints, and a search for hyperparameters has them in "
+                "folders of its own. Find them without laconic, then attach."
+            )
         # An earlier training may have been broken off.
         self._stop()
         trainer, optimizer = self.trainer, cast("torch.optim.Optimizer", self.trainer.optimizer)
@@ -76,11 +81,23 @@ class Laconic(TrainerCallback):
         """Train with each rank's own model."""
         self._agreement.leave()
 
-    def on_step_end(self, _: TrainingArguments, __: TrainerState, control: TrainerControl, **___: Any) -> None:
+    def on_step_end(
+        self,
+        args: TrainingArguments,  # noqa: ARG002
+        state: TrainerState,  # noqa: ARG002
+        control: TrainerControl,
+        **_: Any,
+    ) -> None:
         """Have the model that all ranks agree on evaluated and saved."""
         self._agree_for(control)
 
-    def on_epoch_end(self, _: TrainingArguments, state: TrainerState, control: TrainerControl, **__: Any) -> None:
+    def on_epoch_end(
+        self,
+        args: TrainingArguments,  # noqa: ARG002
+        state: TrainerState,
+        control: TrainerControl,
+        **_: Any,
+    ) -> None:
         """Complete the last round, before the Trainer may load its best model; else as after a step."""
         self._agreement.leave()
         if self.link is not None and (control.should_training_stop or state.global_step >= state.max_steps):
