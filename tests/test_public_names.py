@@ -12,7 +12,20 @@ import pytest
 
 import laconic
 
-OPTIONAL = ["rich", "numba", "triton", "plotly", "matplotlib", "tyro", "sklearn", "laconic.lab", "laconic.cli"]
+OPTIONAL = [
+    "accelerate",
+    "lightning",
+    "transformers",
+    "rich",
+    "numba",
+    "triton",
+    "plotly",
+    "matplotlib",
+    "tyro",
+    "sklearn",
+    "laconic.lab",
+    "laconic.cli",
+]
 
 
 def test_names_are_sorted_and_each_is_there_once():
