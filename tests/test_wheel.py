@@ -1,4 +1,4 @@
-"""What is built: the wheel has every file that git tracks in the package and no other; its page stands by itself."""
+"""What is built: the wheel has every file that git tracks in the package and no other; its page stands alone."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def metadata(inside) -> Message:
 
 def test_the_wheel_has_what_git_tracks_in_the_package_and_no_more(inside):
     package = {name for name in inside if ".dist-info/" not in name}
-    assert package == {name.removeprefix("src/") for name in _tracked("src/laconic")}
+    assert package == {name.removeprefix("src/") for name in _tracked("src/laconic")}, "git add what is new"
     assert {"laconic/py.typed", "laconic/lab/report/page.css", "laconic/plan/page.js"} <= package
     assert {name.split(".dist-info/")[1] for name in inside.keys() - package} == ABOUT
     for name in package:
@@ -70,11 +70,13 @@ def test_the_wheel_has_what_git_tracks_in_the_package_and_no_more(inside):
 def test_the_sdist_has_what_git_tracks_but_for_results(built):
     [sdist] = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
-        files = {name.split("/", 1)[1] for name in archive.getnames()}
-    results = _tracked("benchmarks/results")
+        files = {name.split("/", 1)[1] for name in archive.getnames()} - {"PKG-INFO"}
+    tracked, results = _tracked(), _tracked("benchmarks/results")
+    hidden = {name for name in tracked if name.startswith(".")}
     assert results, "nothing is left out"
-    top = {name for name in _tracked() if name.startswith(".")} - {".gitignore"}
-    assert files - {"PKG-INFO"} == _tracked() - results - top
+    assert tracked - results - hidden - files == set(), "name it in only-include of pyproject.toml"
+    assert files & results == set()
+    assert {name.split("/")[0] for name in files} <= {name.split("/")[0] for name in tracked}
     assert sdist.stat().st_size < MOST_MEGABYTES * 1e6
 
 
