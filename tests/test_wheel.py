@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
 import tarfile
 import tomllib
 import zipfile
+from datetime import date
 from email import message_from_bytes
 from email.message import Message
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -98,12 +97,11 @@ def test_the_page_of_the_package_leads_to_no_file_beside_it(metadata):
     assert "docs/start.md" in page
 
 
-def test_the_citation_is_well_formed():
-    if find_spec("cffconvert") is None:
-        pytest.skip("cffconvert is not installed (the extra 'release')")
-    said = subprocess.run(
-        [sys.executable, "-c", "from cffconvert.cli.cli import cli; cli()", "--validate", "-i", "CITATION.cff"],
-        cwd=ROOT,
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert said.returncode == 0, said.stderr + said.stdout
+def test_the_citation_has_what_a_citation_file_must_have():
+    """scripts/release-check holds it to the whole schema."""
+    yaml = pytest.importorskip("yaml", reason="the citation is read by PyYAML, which kubernetes-validate brings")
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)
+    assert citation["type"] == "software"
+    assert citation["authors"] == [{"name": "The laconic developers"}]
+    assert date.fromisoformat(citation["date-released"])
