@@ -6,7 +6,7 @@ python benchmarks/time_to_target.py lm --data ptb --length 20 --batch 4 --stage 
 
 import tyro
 
-from laconic.cli import MARKERS
+from laconic.cli.commands import MARKERS
 from laconic.lab.network.target import BenchTarget
 
 if __name__ == "__main__":

@@ -136,7 +136,7 @@ def test_on_a_machine_without_a_gpu_cuda_is_refused(capsys, monkeypatch):
 
 @pytest.mark.parametrize("module", ["tyro", "plotly"])
 def test_without_the_extra_the_command_says_what_to_install(module):
-    code = f"import sys; sys.modules[{module!r}] = None; import laconic.cli"
+    code = f"import sys; sys.modules[{module!r}] = None; from laconic.cli import main; main(['methods'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 2
     assert f'the command line needs {module}: pip install "laconic[lab]"' in done.stderr

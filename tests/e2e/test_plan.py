@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import tyro
 
-from laconic.cli import MARKERS
+from laconic.cli.commands import MARKERS
 from laconic.cli.plan import Plan
 from laconic.plan import Facts, Host, Link, advise, predict
 from laconic.plan.facts import Cost
@@ -98,7 +98,7 @@ def test_a_users_function_on_two_ranks_and_a_measured_link(tmp_path, capsys):
 def test_ranks_of_a_launcher_measure_the_link_between_them(tmp_path):
     script = tmp_path / "plan.py"
     script.write_text(
-        "import sys, tyro\nfrom laconic.cli import MARKERS\nfrom laconic.cli.plan import Plan\n"
+        "import sys, tyro\nfrom laconic.cli.commands import MARKERS\nfrom laconic.cli.plan import Plan\n"
         "tyro.cli(Plan, args=sys.argv[1:], config=MARKERS).run()\n"
     )
     told = tmp_path / "plan.json"

@@ -7,7 +7,7 @@ import json
 import pytest
 import tyro
 
-from laconic.cli import MARKERS
+from laconic.cli.commands import MARKERS
 from laconic.cli.compare import ResumeCompare
 from laconic.cli.simulate import Simulate
 from laconic.cli.train import ResumeTrain

@@ -17,7 +17,7 @@ import pytest
 import tyro
 
 from commands import ALONE, TORCHRUN, laconic, laconic_here
-from laconic.cli import COMMANDS, MARKERS
+from laconic.cli.commands import COMMANDS, MARKERS
 from laconic.lab.folder import read_lines
 from laconic.lab.session import Ending, Trial, run_trials
 from laconic.lab.spec import Spec

@@ -1,86 +1,27 @@
-"""The ``laconic`` command."""
+"""The ``laconic`` command. What it is made of is imported when a command runs: ``--version`` needs no extra."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+
+from laconic.cli.versions import show, wanted
 
 NEEDED = ("plotly", "rich", "sklearn", "tyro")
-
-try:
-    import tyro
-    from tyro.conf import CascadeSubcommandArgs, DisallowNone, OmitArgPrefixes, OmitSubcommandPrefixes, subcommand
-
-    from laconic.cli.bench_network import BenchNetwork
-    from laconic.cli.compare import Compare, ResumeCompare
-    from laconic.cli.data import Data
-    from laconic.cli.methods import Methods
-    from laconic.cli.plan import Plan
-    from laconic.cli.report import Report
-    from laconic.cli.runs import fail
-    from laconic.cli.simulate import Simulate
-    from laconic.cli.train import ResumeTrain, Train
-    from laconic.lab.bench_kernels import BenchKernels
-    from laconic.lab.bench_step import BenchStep
-    from laconic.lab.bench_wire import BenchWire
-    from laconic.lab.launch import RankError
-except ModuleNotFoundError as error:
-    missing = (error.name or "").split(".")[0]
-    if missing not in NEEDED:
-        raise
-    print(f'laconic: the command line needs {missing}: pip install "laconic[lab]"', file=sys.stderr)
-    raise SystemExit(2) from None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bench:
-    """Measure on this machine what laconic's kernels, steps and messages take, and training over slow links."""
-
-    benchmark: (
-        Annotated[BenchKernels, subcommand("kernels")]
-        | Annotated[BenchStep, subcommand("step")]
-        | Annotated[BenchWire, subcommand("wire")]
-        | Annotated[BenchNetwork, subcommand("network")]
-    )
-
-    def run(self) -> None:
-        """Run the benchmark chosen."""
-        self.benchmark.run()
-
-
-# Options may stand behind any word, and have no prefixes.
-MARKERS = (CascadeSubcommandArgs, DisallowNone, OmitArgPrefixes, OmitSubcommandPrefixes)
-# A command is a dataclass with a run method.
-COMMANDS: Any = (
-    Annotated[Methods, subcommand("methods")]
-    | Annotated[Train, subcommand("train")]
-    | Annotated[Compare, subcommand("compare")]
-    | Annotated[Report, subcommand("report")]
-    | Annotated[Plan, subcommand("plan")]
-    | Annotated[Simulate, subcommand("simulate")]
-    | Annotated[Data, subcommand("data")]
-    | Annotated[Bench, subcommand("bench")]
-)
-# With --resume the task and its settings are those of the folder.
-RESUMED: Any = Annotated[ResumeTrain, subcommand("train")] | Annotated[ResumeCompare, subcommand("compare")]
 
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command that the words name; wrong input ends with an error of one line and exit code 2."""
-    args = sys.argv[1:] if args is None else args
-    resumes = any(word.split("=")[0] == "--resume" for word in args)
+    words = sys.argv[1:] if args is None else args
+    if wanted(words):
+        show(json="--json" in words)
+        return
     try:
-        command = tyro.cli(
-            RESUMED if resumes else COMMANDS,
-            prog="laconic",
-            description="Train deep networks over slow links: commands to try, to compare and to measure.",
-            args=args,
-            config=MARKERS,
-        )
-        command.run()
-    except (ValueError, OSError, ImportError, RankError) as wrong:
-        fail(str(wrong))
-    except KeyboardInterrupt:
-        fail("stopped at once. What was written stays.", code=130)
+        from laconic.cli.commands import run
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").split(".")[0]
+        if missing not in NEEDED:
+            raise
+        print(f'laconic: the command line needs {missing}: pip install "laconic[lab]"', file=sys.stderr)
+        raise SystemExit(2) from None
+    run(words)

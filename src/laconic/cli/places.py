@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from laconic.lab.launch import Joined, Setting, run_joined, run_ranks, threads_for
+from laconic.lab.cores import threads_for
+from laconic.lab.launch import Joined, Setting, run_joined, run_ranks
 from laconic.lab.spec import Device
 
 T = TypeVar("T")
@@ -71,11 +72,12 @@ def settle(device: Device) -> Device:
 def run_everywhere(workers: int, setting: Setting, work: Callable[..., T], *args: Any) -> T:
     """Run work on this process's rank if a launcher has started it, else on so many ranks of this machine.
 
-    Ranks of one machine share its cores.
+    Ranks of one machine share the cores that are theirs; srun binds each of its tasks to cores of its own.
     """
     place = joined(os.environ)
     sharing = workers if place is None else place.local_ranks
-    shared = replace(setting, threads=threads_for(sharing))
+    alone = place is not None and "RANK" not in os.environ
+    shared = replace(setting, threads=threads_for(sharing, bound_alone=alone))
     if place is not None:
         return run_joined(place, work, *args, setting=shared)
     return run_ranks(workers, work, *args, setting=shared)

@@ -117,11 +117,6 @@ def run_joined(place: Joined, work: Callable[..., T], *args: Any, setting: Setti
     return _start(work, args, setting or Setting())
 
 
-def threads_for(local_ranks: int) -> int:
-    """Return how many threads a rank may use when it shares this machine's cores with others."""
-    return max(1, (os.cpu_count() or 1) // local_ranks)
-
-
 def _start_here(work: Callable[..., T], args: tuple[Any, ...], setting: Setting, last_words: str) -> T:
     # A terminal sends Ctrl-C to all processes; the one that started the ranks hands it on.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
