@@ -1,7 +1,7 @@
-"""Extension of the site's reference: examples in docstrings are shown as code.
+"""Extension of the site's reference: docstrings are plain text, and are shown as they were written.
 
-Docstrings are plain text. What is indented after an empty line is code, Python's where it can be parsed; what begins
-with ``>>>`` is a session, up to the next empty line.
+What is indented after an empty line is code, Python's where it can be parsed; what begins with ``>>>`` is a session
+up to the next empty line. Stars and angle brackets outside code are what they are, not Markdown.
 """
 
 from __future__ import annotations
@@ -13,45 +13,57 @@ from typing import Any
 
 import griffe
 
-SESSION = re.compile(r"(?m)^>>> (?:.+\n?)+")
-INDENTED = re.compile(r"(?m)(?<=\n\n)(?: {4}.*\n?|\n(?= {4}))+")
+CODE = re.compile(r"(?s)(``.+?``|`[^`\n]+`)")
+SESSION = re.compile(r"(?:>>> |\.\.\. )")
 
 
 class Examples(griffe.Extension):
-    """Fences the examples of every docstring that is loaded."""
+    """Changes every docstring that is loaded into Markdown."""
 
-    def on_instance(self, *, obj: griffe.Object, **rest: Any) -> None:
-        """Rewrite one docstring."""
+    def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Change one docstring."""
         if obj.docstring is not None:
-            obj.docstring.value = fenced(obj.docstring.value)
+            obj.docstring.value = as_markdown(obj.docstring.value)
 
 
-def fenced(text: str) -> str:
-    """Return a docstring's text with fences around its examples.
+def as_markdown(text: str) -> str:
+    r"""Return a docstring's text as Markdown.
 
-    >>> print(fenced("Twice.\\n\\n    twice(2)\\n\\n>>> twice(2)\\n4"))
-    Twice.
+    >>> print(as_markdown("Of 2**``bits`` these.\n\n    twice(2)"))
+    Of 2\*\*``bits`` these.
     <BLANKLINE>
     ```python
     twice(2)
     ```
-    <BLANKLINE>
-    ```pycon
-    >>> twice(2)
-    4
-    ```
     """
-    text = INDENTED.sub(lambda found: _block(_language(found[0]), dedent(found[0]), found[0]), text)
-    return SESSION.sub(lambda found: _block("pycon", found[0], found[0]), text)
+    parts: list[str] = []
+    for part in text.split("\n\n"):
+        kind = _kind(part)
+        if kind == "indented" and parts and _kind(parts[-1]) == "indented":
+            parts[-1] += f"\n\n{part}"
+        else:
+            parts.append(part)
+    return "\n\n".join(map(_shown, parts))
 
 
-def _block(language: str, code: str, was: str) -> str:
-    return f"```{language}\n{code.rstrip()}\n```" + "\n" * (len(was) - len(was.rstrip("\n")))
+def _kind(part: str) -> str:
+    if SESSION.match(part):
+        return "session"
+    return "indented" if part.startswith("    ") else "text"
+
+
+def _shown(part: str) -> str:
+    kind = _kind(part)
+    if kind == "text":
+        pieces = CODE.split(part)
+        return "".join(p if i % 2 else re.sub(r"([*<])", r"\\\1", p) for i, p in enumerate(pieces))
+    code = dedent(part).strip("\n")
+    return f"```{'pycon' if kind == 'session' else _language(code)}\n{code}\n```"
 
 
 def _language(code: str) -> str:
     try:
-        ast.parse(dedent(code))
+        ast.parse(code)
     except SyntaxError:
         return "text"
     return "python"

@@ -19,24 +19,24 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[2]
 DOCS, PLACE = "docs", "repository"
 # Code is matched first, so that nothing in it is taken for a link.
-CODE_OR_LINK = re.compile(r"(?ms)(^ *```.*?^ *```|`[^`\n]+`)|(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
-AS_PAGES = {".md", ".py"}
+CODE_OR_LINK = re.compile(r"(?ms)(^ *```.*?^ *```|`[^`\n]+`)|((?:\[[\w/-]+\.md)?\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what pages link to outside docs/, and what those link to in turn."""
-    pages = [f"{DOCS}/{file.src_uri}" for file in files.documentation_pages()]
-    left = {target for page in pages for target in _outside(page)}
+    left = list(files.documentation_pages())
     while left:
-        target = left.pop()
-        if files.get_file_from_path(_on_site(target)) is None:
-            files.append(_made(target, config))
-            left |= _outside(target)
+        page = left.pop()
+        for target in _outside(_in_repository(page.src_uri), page.content_string):
+            if files.get_file_from_path(_on_site(target)) is None:
+                made = _made(target, config)
+                files.append(made)
+                left += [made] if target.endswith(".md") else []
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Return the page with links that lead outside docs/, or stand outside it, as they are on the site."""
+def on_page_markdown(markdown: str, page: Page, files: Files, **_: Any) -> str:
+    """Return the page with links as they are on the site; what reads "plan.md" there reads "plan"."""
     here = _in_repository(page.file.src_uri)
 
     def rewritten(target: str) -> str:
@@ -51,16 +51,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def _with_links(markdown: str, change: Callable[[str], str]) -> str:
     def changed(found: re.Match[str]) -> str:
         code, before, target, after = found.groups()
-        return code or before + change(target) + after
+        # A text that is a file's name loses what makes it one.
+        return code or before.replace("[docs/", "[").replace(".md]", "]") + change(target) + after
 
     return CODE_OR_LINK.sub(changed, markdown)
 
 
-def _outside(path: str) -> set[str]:
-    """Return what a page of the repository links to outside docs/, as paths from the root; it must be there."""
+def _outside(path: str, text: str) -> set[str]:
+    """Return what a page of the repository links to outside docs/, as paths from the root, where it is there."""
     found: set[str] = set()
-    if not path.endswith(".md"):
-        return found
 
     def note(target: str) -> str:
         leads = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
@@ -68,7 +67,7 @@ def _outside(path: str) -> set[str]:
             found.add(leads)
         return target
 
-    _with_links((ROOT / path).read_text(), note)
+    _with_links(text, note)
     return found
 
 

@@ -67,19 +67,22 @@ COMMANDS: Any = (
 RESUMED: Any = Annotated[ResumeTrain, subcommand("train")] | Annotated[ResumeCompare, subcommand("compare")]
 
 
+def parse(args: Sequence[str]) -> Any:
+    """Return the command that the words name, with its settings; ``run`` runs it."""
+    resumes = any(word.split("=")[0] == "--resume" for word in args)
+    return tyro.cli(
+        RESUMED if resumes else COMMANDS,
+        prog="laconic",
+        description="Train deep networks over slow links: commands to try, to compare and to measure.",
+        args=args,
+        config=MARKERS,
+    )
+
+
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command that the words name; wrong input ends with an error of one line and exit code 2."""
-    args = sys.argv[1:] if args is None else args
-    resumes = any(word.split("=")[0] == "--resume" for word in args)
     try:
-        command = tyro.cli(
-            RESUMED if resumes else COMMANDS,
-            prog="laconic",
-            description="Train deep networks over slow links: commands to try, to compare and to measure.",
-            args=args,
-            config=MARKERS,
-        )
-        command.run()
+        parse(sys.argv[1:] if args is None else args).run()
     except (ValueError, OSError, ImportError, RankError) as wrong:
         fail(str(wrong))
     except KeyboardInterrupt:
