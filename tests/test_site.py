@@ -135,6 +135,13 @@ def test_links_lead_to_files_of_the_site(pages, site):
     assert wrong == []
 
 
+def test_no_markup_is_left_in_the_text(pages):
+    """A list needs an empty line before it here; repositories show one without, too."""
+    for page, html in pages.items():
+        text = re.sub(r"(?s)<(pre|code|script)\b.*?</\1>|<[^>]+>", "", html.partition("<article")[2])
+        assert re.findall(r"(?m)```.*|\]\(.*|^ *[-*] .*|^ *\|.*\|$", unescape(text)) == [], page
+
+
 def test_links_elsewhere_have_a_proper_form(pages):
     outside = {a for html in pages.values() for a in _addresses(html, "href") if urlsplit(a).scheme}
     for address in outside:
