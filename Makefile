@@ -3,13 +3,17 @@ PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 
-.PHONY: demo test audit clean
+.PHONY: demo test docs audit clean
 
 demo: $(READY)
 	$(VENV)/bin/laconic compare lm --methods dense,topk:memory=update,dgc:density=0.01,sdagc,celgc,spartan --workers 4 --out runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 test: $(READY)
 	scripts/check
+
+# The documentation as a site. Pages can be opened as files; their search wants a server: python3 -m http.server --directory build/site
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 # Asks a database of known flaws, over the network, whether one of the pinned versions is in it.
 audit:
@@ -23,4 +27,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) $(VENV)-audit .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-audit build .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""The examples on two ranks: one as its first line says, through torchrun, the others by the launcher within it."""
+"""The examples, and the quickstart's, on two ranks: one through torchrun, the others by the launcher within it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from pool import start_server
 
-EXAMPLES = sorted((Path(__file__).parent.parent.parent / "examples").glob("*.py"))
+ROOT = Path(__file__).parent.parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
 def _torchrun(path: Path) -> str:
@@ -99,3 +100,13 @@ def test_the_example_of_local_steps_ends_with_one_model_after_unlike_numbers_of_
     assert len({loss for _, _, loss in ends}) == 1
     losses = [float(x) for x in re.findall(r"batch \d+: loss ([\d.]+)", out)]
     assert float(ends[0][2]) < losses[1] < losses[0]
+
+
+def test_the_program_of_the_quickstart_prints_what_the_page_says(tmp_path):
+    page = (ROOT / "docs" / "quickstart.md").read_text()
+    (program,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "train.py").write_text(program)
+    line = re.compile(r"^loss ([\d.]+), ([\d,]+ bytes sent, \d+x fewer)$", re.MULTILINE)
+    (told,), (seen,) = line.findall(page), line.findall(_launched(tmp_path / "train.py"))
+    assert float(seen[0]) == pytest.approx(float(told[0]), abs=0.01)
+    assert seen[1] == told[1]
