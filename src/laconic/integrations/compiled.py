@@ -21,9 +21,7 @@ def uncompiled(module: nn.Module) -> nn.Module:
 
     uncompiled(torch.compile(model)) is model
     """
-    while _is_compiled(module):
-        module = module.get_submodule(_WITHIN)
-    return module
+    return module.get_submodule(_WITHIN) if _is_compiled(module) else module
 
 
 def named_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
