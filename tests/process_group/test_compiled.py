@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -236,17 +237,20 @@ def test_statistics_are_recomputed_from_the_inputs_of_a_compiled_module(pool):
 
 @compiling()
 def by_inductor(group: dist.ProcessGroup, compile_: bool) -> Any:
+    inductor = import_module("torch._inductor.config")
     torch.manual_seed(1)
-    # One graph each way: every one takes a second of g++.
-    model: nn.Module = wrap(Mlp(), group, bucket_cap_mb=25)
+    # One graph each way, of one kernel, as plain as can be: each takes seconds of g++.
+    inside = nn.Sequential(nn.Linear(16, 90), nn.Tanh(), nn.Linear(90, 4))
+    model: nn.Module = wrap(inside, group, bucket_cap_mb=25)
     model = torch.compile(model) if compile_ else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     link = laconic.attach(model, optimizer, laconic.topk(0.05))
     watch = Watch(uncompiled(model), optimizer)
-    for number in range(STEPS):
-        loss(model, dist.get_rank(group), number).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    with inductor.patch({"compile_threads": 1, "cpp_cache_precompile_headers": False, "cpp.simdlen": 1}):
+        for number in range(STEPS):
+            loss(model, dist.get_rank(group), number).backward()
+            optimizer.step()
+            optimizer.zero_grad()
     return weights(uncompiled(model)), watch.account(link), link.stats.wire_bytes
 
 
