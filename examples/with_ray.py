@@ -23,7 +23,7 @@ def train_func(config: dict[str, bool]) -> None:
     checkpoint = ray.train.get_checkpoint()
     if checkpoint:
         with checkpoint.as_directory() as folder:
-            states = torch.load(Path(folder) / f"rank-{rank}.pt", weights_only=True)
+            states = torch.load(Path(folder) / f"rank-{rank:03}.pt", weights_only=True)
         done = states.pop("done")
         for name, state in states.items():
             parts[name].load_state_dict(state)
@@ -40,7 +40,7 @@ def train_func(config: dict[str, bool]) -> None:
                 os._exit(1)
         with tempfile.TemporaryDirectory() as folder:  # every rank saves its own; Ray puts them into one folder
             states = {name: part.state_dict() for name, part in parts.items()}
-            torch.save(states | {"done": epoch + 1}, Path(folder) / f"rank-{rank}.pt")
+            torch.save(states | {"done": epoch + 1}, Path(folder) / f"rank-{rank:03}.pt")
             metrics = {"loss": loss.item(), "began_at": done, "ratio": link.stats.ratio}
             ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(folder))
 
