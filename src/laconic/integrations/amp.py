@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from laconic.errors import LaconicError
+from laconic.integrations.compiled import left_alone
 
 # Frames between a hook on the optimizer and the GradScaler.step that called it.
 _NEAR = 12
@@ -76,7 +77,8 @@ def guard_scaler(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer,
     """Tell ``watch`` whenever the scaler handles this optimizer."""
     if scaler not in _guards:
         _guards[scaler] = ScalerGuard(scaler)
-    _guards[scaler].watches[id(optimizer)] = watch
+    left = Watch(left_alone(watch.ready), left_alone(watch.attempted), left_alone(watch.updated))
+    _guards[scaler].watches[id(optimizer)] = left
 
 
 def release_scaler(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:

@@ -25,6 +25,7 @@ from laconic.integrations.checks import (
     check_parameters,
     check_units,
 )
+from laconic.integrations.compiled import check_reducer, named_tensors, uncompiled
 from laconic.integrations.ddp import DdpSurface
 from laconic.integrations.groups import talking_in
 from laconic.integrations.link import Link
@@ -79,6 +80,7 @@ def attach(
         link = laconic.attach(model, optimizer, laconic.topk(0.01))
     """
     chosen, method = method is None, recommended() if method is None else method
+    model = uncompiled(model)
     ddp = _check(model, optimizer, method, scaler, measure_every)
     module = model if ddp is None else cast("torch.nn.Module", ddp.module)
     parameters = check_parameters(module, optimizer, every_trainable=ddp is not None, sharded=ddp is None)
@@ -110,6 +112,7 @@ def attach_over(
     clock: Callable[[], float],
 ) -> Link:
     """Do what ``attach`` does over a transport that is there already, by its clock; nodes must be the method's."""
+    model = uncompiled(model)
     ddp = _check(model, optimizer, method, None, 0)
     module = model if ddp is None else cast("torch.nn.Module", ddp.module)
     parameters = check_parameters(module, optimizer, every_trainable=ddp is not None)
@@ -218,7 +221,10 @@ def _check(
     before = _attached.get(optimizer, lambda: None)()
     if before is not None and before.attached:
         raise LaconicError("this optimizer is attached already. Call link.detach() on the first link before.")
-    return model if isinstance(model, DistributedDataParallel) else None
+    if not isinstance(model, DistributedDataParallel):
+        return None
+    check_reducer(model)
+    return model
 
 
 def _surface(model: torch.nn.Module, link: Link, rounds: Rounds | None) -> Surface:
@@ -276,7 +282,7 @@ def _moved(
 
 def _identity(method: str, module: torch.nn.Module, exchanged: Mapping[str, torch.nn.Parameter]) -> Identity:
     lines = []
-    for name, t in ((name, here(t)) for name, t in (*module.named_parameters(), *module.named_buffers())):
+    for name, t in ((name, here(t)) for name, t in named_tensors(module).items()):
         order = dimension_order(t)
         layout = "" if order == tuple(sorted(order)) else f" laid out {order}"
         lines.append(f"{name} {tuple(t.shape)} {t.dtype}{layout}{'' if name in exchanged else ' not exchanged'}")

@@ -9,6 +9,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from laconic.errors import LaconicError
+from laconic.integrations.compiled import named_parameters
 from laconic.layout import is_sharded
 from laconic.method import Method
 
@@ -49,7 +50,7 @@ def check_parameters(
             f"the optimizer holds {foreign} parameters that are not in the model; their gradients would never be "
             f"exchanged. Attach the module that holds all of them, or give them an optimizer of their own."
         )
-    trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    trainable = {name: p for name, p in named_parameters(module).items() if p.requires_grad}
     unstepped = [name for name, p in trainable.items() if id(p) not in stepped]
     if unstepped and every_trainable:
         warnings.warn(

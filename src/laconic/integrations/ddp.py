@@ -13,6 +13,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from laconic.errors import LaconicError
+from laconic.integrations.compiled import left_alone
 from laconic.integrations.link import Link
 from laconic.layout import rows_of, unflatten
 from laconic.segments import Segments
@@ -78,7 +79,7 @@ class DdpSurface:
             self._link.reducer.end_step()
             if self._fills_unused:
                 # DDP's own callback is queued after this hook returns; the second of ours runs behind it.
-                _queue(lambda: _queue(self._fill_unused))
+                _queue(left_alone(lambda: _queue(left_alone(self._fill_unused))))
         return future
 
     def _layout(self, parameters: list[Tensor]) -> Segments:
@@ -126,7 +127,8 @@ def take_hook(ddp: DistributedDataParallel, surface: Buckets) -> Hook:
     if hook is None:
         hook = Hook(ddp.process_group)
         try:
-            ddp.register_comm_hook(hook, _hook)
+            # Where a whole step is compiled, so is what backward calls.
+            ddp.register_comm_hook(hook, left_alone(_hook))
         except RuntimeError as error:
             raise LaconicError(
                 f"this DDP module has a communication hook already ({error}). DDP takes one for life: wrap the "

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from laconic.errors import ExchangeError, WireError
+from laconic.integrations.compiled import named_parameters
 from laconic.method import Method
 from laconic.rounds.meeting import Meeting
 from laconic.transports import ProcessGroupTransport
@@ -20,7 +21,7 @@ def is_another(model: torch.nn.Module, method: Method, group: dist.ProcessGroup,
     Called where workers have found out that they disagree, which all of them do at the same point; ``rank`` is this
     one's at the last meeting, -1 if it has just come.
     """
-    shapes = [(name, tuple(p.shape), str(p.dtype)) for name, p in model.named_parameters()]
+    shapes = [(name, tuple(p.shape), str(p.dtype)) for name, p in named_parameters(model).items()]
     mine = float(zlib.crc32(repr((method, shapes)).encode()))
     meeting = Meeting(ProcessGroupTransport(group, device_of(model)), device_of(model))
     try:

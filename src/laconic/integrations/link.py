@@ -18,6 +18,7 @@ from laconic.errors import LaconicError, loss_untold
 from laconic.handshake import Identity, handshake
 from laconic.integrations.amp import Watch, guard_scaler, refuse_other_scalers, release_scaler
 from laconic.integrations.checks import refuse_newcomers
+from laconic.integrations.compiled import left_alone
 from laconic.integrations.momentum import MovedMomentum
 from laconic.integrations.replicas import ReplicaCheck
 from laconic.integrations.surface import Surface
@@ -87,8 +88,7 @@ class Link:
     def observe(self, loss: torch.Tensor | float) -> None:
         """Tell this rank's loss, before backward: for laws that follow it and for the guard.
 
-        It travels with the next exchange of gathered messages, once, or with the next sync; all ranks then know the
-        mean.
+        It travels once, with the next exchange of gathered messages or sync; all ranks then know the mean.
         """
         value = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
         if self.rounds is not None:
@@ -138,9 +138,8 @@ class Link:
     def finish(self) -> None:
         """Complete the round of local steps together, when this rank has no more batches.
 
-        All models are equal then.
-
-        Ranks may come here after unlike numbers of batches: those that come first take part in the others' syncs.
+        All models are equal then. Ranks may come here after unlike numbers of batches: those that come first take
+        part in the others' syncs.
         Training may go on afterwards. Inner optimizers keep their own momentum (``optimizer_state``): to train on
         without this link, start that anew. Methods that exchange in every step have nothing to complete.
         """
@@ -203,12 +202,13 @@ class Link:
         self._begin(surface)
         if self._moved is not None:
             self._moved.take()
-        self._handles = [self.optimizer.register_step_pre_hook(self._before_step)]
+        self._handles = [self.optimizer.register_step_pre_hook(left_alone(self._before_step))]
         if self.rounds is not None:
-            self._handles.append(self.optimizer.register_step_post_hook(lambda *_: self._at_work.after_step()))
+            after = left_alone(lambda *_: self._at_work.after_step())
+            self._handles.append(self.optimizer.register_step_post_hook(after))
             self.rounds.after_round = self._replicas or self.rounds.after_round
         elif (check := self._replicas) is not None:
-            self._handles.append(self.optimizer.register_step_post_hook(lambda *_: check()))
+            self._handles.append(self.optimizer.register_step_post_hook(left_alone(lambda *_: check())))
         if self.scaler is not None:
             watch = Watch(surface.before_look, self._after_attempt, self._after_update)
             guard_scaler(self.scaler, self.optimizer, watch)

@@ -24,6 +24,7 @@ from torch import Tensor
 from laconic.errors import ExchangeError, GroupError, WireError
 from laconic.integrations.attach import Making, attach_over
 from laconic.integrations.checks import check_quorum
+from laconic.integrations.compiled import named_tensors, uncompiled
 from laconic.integrations.kinds import device_of, is_another
 from laconic.integrations.link import Link
 from laconic.integrations.local import LocalSurface
@@ -76,6 +77,7 @@ class Quorum:
         timeout: float = 60.0,
         patience: float = 600.0,
     ) -> None:
+        model = uncompiled(model)
         check_quorum(model, method)
         self._model, self._optimizer, self._method = model, optimizer, method
         self._held: _Held | None = None
@@ -146,7 +148,7 @@ class Quorum:
     def _after_step(self) -> None:
         assert self.link.rounds is not None
         if self.link.rounds.due:
-            tensors = {name: t.detach().clone() for name, t in _tensors(self._model).items()}
+            tensors = {name: t.detach().clone() for name, t in named_tensors(self._model).items()}
             state = self.link.state_dict()
             memory = state.pop("memory")
             optimizer = copy.deepcopy(self._optimizer.state_dict())
@@ -216,7 +218,7 @@ class Quorum:
         if held is None:
             return
         with torch.no_grad():
-            for name, t in _tensors(self._model).items():
+            for name, t in named_tensors(self._model).items():
                 t.copy_(held.tensors[name])
         self._optimizer.load_state_dict(copy.deepcopy(held.optimizer))
         memory = held.memory
@@ -292,8 +294,3 @@ class Quorum:
             for name, flat in agreed.items():
                 p = self.link.parameters[name]
                 p.copy_(unflatten(flat, p))
-
-
-def _tensors(module: torch.nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers by name, those too that a module does not save."""
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}

@@ -33,11 +33,12 @@ class _Listener:
     """The hook that hears a module's calls; a copy of it, or one that was saved and loaded, does nothing."""
 
     def __init__(self, care: BufferCare | None = None) -> None:
-        self._care = care
+        # Compiled with the module it would be compiled anew for every number of inputs that it has kept.
+        self._hear = None if care is None else torch.compiler.disable(care.hear)
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        if self._care is not None:
-            self._care.hear(module, args, kwargs)
+        if self._hear is not None:
+            self._hear(module, args, kwargs)
 
     def __reduce__(self) -> tuple[type[_Listener], tuple[()]]:
         # What a module's copy or file must not have: the inputs, and the group that ranks meet in.
