@@ -13,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 import laconic
 from models import Mlp, batch
@@ -287,3 +287,14 @@ def _refused(group, how):
 def test_what_cannot_be_done_is_refused_with_what_can(pool, how, words):
     for said in pool.run(4, _refused, how):
         assert all(word in said for word in words), said
+
+
+def _flat(group):
+    model = FullyShardedDataParallel(_net(), process_group=group, device_id=torch.device("cpu"))
+    with pytest.raises(TypeError, match=r"FullyShardedDataParallel.*Use fully_shard"):
+        laconic.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), laconic.topk(0.05), group=group)
+
+
+def test_the_first_kind_of_fsdp_is_refused(pool):
+    """Its parameters look whole: ranks would have exchanged unlike parts of the model for one another's."""
+    pool.run(2, _flat)

@@ -35,8 +35,34 @@ class Bench:
         | Annotated[BenchNetwork, subcommand("network")]
     )
 
-    def parse(words: Sequence[str]) -> Any:
-    """Return the command that the words name, with its settings; ``run`` runs it."""
+    def run(self) -> None:
+        """Run the benchmark chosen."""
+        self.benchmark.run()
+
+
+_ABOUT = (
+    "Train deep networks over slow links: commands to try, to compare and to measure. "
+    "laconic --version says what is at work here."
+)
+# Options may stand behind any word, and have no prefixes.
+MARKERS = (CascadeSubcommandArgs, DisallowNone, OmitArgPrefixes, OmitSubcommandPrefixes)
+# A command is a dataclass with a run method.
+COMMANDS: Any = (
+    Annotated[Methods, subcommand("methods")]
+    | Annotated[Train, subcommand("train")]
+    | Annotated[Compare, subcommand("compare")]
+    | Annotated[Report, subcommand("report")]
+    | Annotated[Plan, subcommand("plan")]
+    | Annotated[Simulate, subcommand("simulate")]
+    | Annotated[Data, subcommand("data")]
+    | Annotated[Bench, subcommand("bench")]
+)
+# With --resume the task and its settings are those of the folder.
+RESUMED: Any = Annotated[ResumeTrain, subcommand("train")] | Annotated[ResumeCompare, subcommand("compare")]
+
+
+def parse(words: Sequence[str]) -> Any:
+    """Return the command that the words name, with its settings; its ``run`` runs it."""
     resumes = any(word.split("=")[0] == "--resume" for word in words)
     return tyro.cli(
         RESUMED if resumes else COMMANDS, prog="laconic", description=_ABOUT, args=words, config=MARKERS

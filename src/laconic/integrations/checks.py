@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Container
 
@@ -27,6 +28,7 @@ def check_arguments(model: object, optimizer: object, method: object, scaler: ob
         )
     if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
         raise TypeError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}.")
+    _check_flat(model)
     inner = [name for name, m in model.named_modules() if isinstance(m, DistributedDataParallel) and m is not model]
     if inner:
         raise ValueError(
@@ -158,6 +160,17 @@ def _check_parameter(name: str, p: torch.nn.Parameter, *, sharded: bool) -> None
         raise TypeError(f"{name} is complex ({p.dtype}). Hold real and imaginary parts as two real parameters.")
     if p.is_meta:
         raise ValueError(f"{name} lies on the meta device. Materialise the model before attach.")
+
+
+def _check_flat(model: torch.nn.Module) -> None:
+    """Refuse FSDP's first kind: ranks hold unlike parts of flat parameters that look like whole ones."""
+    # To import it takes a second; where nobody has, no module is of its kind.
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None and any(isinstance(m, fsdp.FullyShardedDataParallel) for m in model.modules()):
+        raise TypeError(
+            "the model is a FullyShardedDataParallel, whose ranks hold unlike parts of flat parameters. Use "
+            "fully_shard (FSDP2) with a dimension of replicas."
+        )
 
 
 def _check_sparse(module: torch.nn.Module) -> None:
