@@ -15,7 +15,7 @@ DEPLOY = ROOT / "deploy"
 SHELL = [
     p
     for p in sorted([*DEPLOY.iterdir(), *(ROOT / "scripts").iterdir()])
-    if p.read_bytes().startswith(b"#!/usr/bin/env bash")
+    if p.is_file() and p.read_bytes().startswith(b"#!/usr/bin/env bash")
 ]
 KUBERNETES = "1.33"
 every_script = pytest.mark.parametrize("script", SHELL, ids=lambda p: p.name)

@@ -1,4 +1,4 @@
-"""A link into a page leads to a heading that is there."""
+"""A link into a page leads to a heading that is there; those of the site's own pages are seen when it is built."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 
 
 @cache
@@ -21,7 +21,7 @@ def _anchors(page: Path) -> frozenset[str]:
     return frozenset(re.sub(r"[^\w\- ]", "", heading).lower().strip().replace(" ", "-") for heading in plain)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_lead_to_headings(page):
     for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text()):
         there = (page.parent / target).resolve() if target else page
