@@ -7,7 +7,7 @@ module do. What one shard alone would not see, its replica agrees on: whether a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from math import nan
 from typing import Any
 
@@ -16,11 +16,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from laconic.integrations.surface import Surface
-from laconic.kernels import all_finite
 from laconic.layout import here, is_sharded
 from laconic.local import Every, Growing
 from laconic.method import Method
 from laconic.rounds import Rounds
+from laconic.rounds.gradients import norm_of
 
 _HOW = """Write
     mesh = init_device_mesh(device_type, (replicas, shards), mesh_dim_names=("replicate", "shard"))
@@ -41,13 +41,12 @@ class Shards:
         return squares.sqrt().to(norms.dtype)
 
     @torch.no_grad()
-    def poison_together_(self, parts: Iterable[Tensor], device: torch.device) -> None:
-        """Leave the parts as they are, or all of them NaN where an entry of any shard's is not finite."""
-        mine = list(parts)
-        poisoned = torch.tensor([float(not all(map(all_finite, mine)))], device=device)
+    def poison_together_(self, parts: list[Tensor], device: torch.device) -> None:
+        """Leave the parts as they are, or all of them NaN where the norm of any shard's is not finite."""
+        poisoned = (~norm_of(parts, device).isfinite()).float()
         dist.all_reduce(poisoned, op=dist.ReduceOp.MAX, group=self._group)
         if poisoned.item():
-            for part in mine:
+            for part in parts:
                 part.fill_(nan)
 
 
@@ -99,7 +98,7 @@ class ShardedSurface:
         """Before a sync: a round that one shard must drop, all of its replica do."""
         assert self._rounds is not None
         if self._rounds.due:
-            self._shards.poison_together_(map(here, self._parameters), self._device)
+            self._shards.poison_together_([here(p) for p in self._parameters], self._device)
         self._rounds.tick()
 
 

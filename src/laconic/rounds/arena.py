@@ -20,7 +20,7 @@ class Arena:
         sizes, rows = [p.numel() for p in self._tensors], [rows_of(p) for p in self._tensors]
         self.segments = Segments.of(list(parameters), sizes, rows)
         self._dtype = accumulation_dtype([p.dtype for p in self._tensors])
-        self._device = self._tensors[0].device
+        self.device = self._tensors[0].device
 
     @property
     def _tensors(self) -> list[Tensor]:
@@ -34,7 +34,7 @@ class Arena:
 
     def zeros(self, more: int = 0) -> Tensor:
         """Return a flat vector of zeros, with room for more numbers behind it."""
-        return torch.zeros(self.segments.numel + more, dtype=self._dtype, device=self._device)
+        return torch.zeros(self.segments.numel + more, dtype=self._dtype, device=self.device)
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Return a flat vector's parts in the parameters' shapes."""
@@ -44,7 +44,7 @@ class Arena:
     @torch.no_grad()
     def values(self, *, out: Tensor | None = None) -> Tensor:
         """Return the parameters' values, copied; in ``out`` where that is given."""
-        out = torch.empty(self.segments.numel, dtype=self._dtype, device=self._device) if out is None else out
+        out = torch.empty(self.segments.numel, dtype=self._dtype, device=self.device) if out is None else out
         for view, p in zip(self.views(out), self._tensors, strict=True):
             view.copy_(p.detach())
         return out

@@ -65,7 +65,7 @@ class Gradients:
         ``missed``: this rank has no finite gradient for this step, and says so where others wait for it.
         """
         grads = [here(p.grad) for p in self._arena.parameters.values() if p.grad is not None]
-        norm = float(self._whole(_norm(grads)))
+        norm = float(self._whole(norm_of(grads, self._arena.device)))
         ok = not missed and isfinite(norm)
         self.clipped = False
         if self._local.correction == "resampled" and first and not self.state.measured:
@@ -210,11 +210,11 @@ class Gradients:
         return total[:-1] / total[-1].clamp(min=1)
 
 
-def _norm(grads: list[Tensor]) -> Tensor:
-    """Return the norm of gradients; their norms are summed up in float32 at least."""
-    if not grads:
-        return torch.zeros(())
-    wide = torch.float64 if any(g.dtype == torch.float64 for g in grads) else torch.float32
-    norms = torch._foreach_norm(grads, 2.0, dtype=wide)
+def norm_of(tensors: list[Tensor], device: torch.device) -> Tensor:
+    """Return the norm of tensors that lie on a device, of all together; it is summed up in float32 at least."""
+    if not tensors:
+        return torch.zeros((), device=device)
+    wide = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+    norms = torch._foreach_norm(tensors, 2.0, dtype=wide)
     total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return total
