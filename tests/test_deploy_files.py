@@ -61,6 +61,14 @@ def test_shellcheck_finds_nothing(script):
     assert found.returncode == 0, found.stdout
 
 
+def test_a_name_without_an_address_is_said():
+    """It ended without a word: in a pipeline that fails, so does the line that it stands on."""
+    words = [str(DEPLOY / "host"), "no-such-host.invalid", "2", "1", "train.py"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "the name no-such-host.invalid has no address here" in done.stderr
+
+
 def test_service_and_job_fit_the_schemas():
     for document in _read("kubernetes-job.yaml"):
         _hold_to_schema(document)

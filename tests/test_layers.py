@@ -12,7 +12,7 @@ import laconic
 
 ROOT = Path(laconic.__file__).parent
 ROWS = [
-    {"segments", "errors", "stats", "arguments", "layout", "collectives"},
+    {"segments", "errors", "stats", "arguments", "layout", "collectives", "holding"},
     {"costs", "sizes", "spectrum", "pace", "coding", "seals"},
     {"types", "descent"},
     {"kernels", "memory", "ledger", "clipping", "guard", "efficiency", "linkfit", "shards", "unfinished"},

@@ -9,7 +9,6 @@ first number on the second kind of gradient clips N times too hard.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite, sqrt
 from typing import Literal, get_args
@@ -21,8 +20,6 @@ from laconic.arguments import check_choice
 
 Convention = Literal["mean", "sum", "local"]
 ClipScope = Literal["layer", "model"]
-# Makes of norms of this rank's shards those of the whole: ranks that hold the others are asked.
-Whole = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +54,6 @@ class LocalClip:
         """Return the norm that a rank's own gradient is clipped to."""
         factor = {"mean": sqrt(world_size), "sum": 1 / sqrt(world_size), "local": 1.0}
         return self.norm * factor[self.convention]
-
-
-def nothing_elsewhere(norms: Tensor) -> Tensor:
-    """Return norms as they are: all that they are of lies on this rank."""
-    return norms
 
 
 def clip_factors(norms: Tensor, threshold: float) -> Tensor:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from laconic import kernels
-from laconic.clipping import LocalClip, Whole, clip_factors, nothing_elsewhere
+from laconic.clipping import LocalClip, clip_factors
+from laconic.holding import ALONE, Holding
 from laconic.job import Job
 from laconic.kernels.copies import numbers_on
 from laconic.ledger import Entered
@@ -85,11 +86,11 @@ class Intake:
         text = repr([self.rates.get(name) for name in self.model.names]) + (repr(momenta) if self.momenta else "")
         return zlib.crc32(text.encode())
 
-    def norms(self, jobs: Sequence[Job], whole: Whole = nothing_elsewhere) -> list[Tensor] | None:
+    def norms(self, jobs: Sequence[Job], holding: Holding = ALONE) -> list[Tensor] | None:
         """Return the norms that local clipping looks at, a tensor a job: each parameter's, or the whole model's."""
         if self.clip is None or not jobs:
             return None
-        norms = [whole(_norms(job)) for job in jobs]
+        norms = [holding.whole(_norms(job)) for job in jobs]
         if self.grad_scale != 1.0:
             norms = [each / self.grad_scale for each in norms]
         if self.clip.scope == "model":

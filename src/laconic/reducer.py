@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from laconic.clipping import Whole, nothing_elsewhere
 from laconic.collectives import Reply, Request, Traffic, Transport
 from laconic.compressors import Dense
 from laconic.diagnosis import let_guard_look, summary
 from laconic.errors import LaconicError, broken_off
+from laconic.holding import ALONE, Holding
 from laconic.intake import Intake
 from laconic.job import Job, Jobs, Outcome, Part
 from laconic.ledger import observed
@@ -55,13 +55,13 @@ class Reducer:
         track_age: bool = False,
         measure_every: int = 0,
         clock: Callable[[], float] = time.perf_counter,
-        whole: Whole = nothing_elsewhere,
+        holding: Holding = ALONE,
     ) -> None:
         self.method, self.transport, self._nodes = method, transport, Nodes.of(method, transport)
         self.outcome, self.loss = Outcome(skipped=False, notes=None), nan
         self._model, self._dtype, self._device = model, dtype, torch.device(device)
         self._fingerprint, self._watch = fingerprint, Stopwatch(clock)
-        self._dtypes, self._whole = dtypes or {}, whole
+        self._dtypes, self._holding = dtypes or {}, holding
         self._sends_all = isinstance(method.compressor, Dense) and method.exchange.lossless
         # Clipping or selecting over the whole model needs all buckets.
         self._waits = method.scope == "model" or (method.clip is not None and method.clip.scope == "model")
@@ -206,7 +206,7 @@ class Reducer:
 
     def _start(self, jobs: list[Job]) -> None:
         """Turn the fresh gradients of these jobs into what is owed, and start their exchanges."""
-        norms = self._intake.norms(jobs, self._whole)
+        norms = self._intake.norms(jobs, self._holding)
         for i, job in enumerate(jobs):
             job.clear_rest_()
             # Where everything is sent a sum shows by itself whether it was finite; a selection would hide it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from math import inf
 
@@ -12,11 +11,20 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 import laconic
-from models import Mlp, batch
+from process_group.shards import (
+    SHARDS,
+    mesh_of,
+    net,
+    of_this_rank,
+    of_this_replica,
+    optimizer_of,
+    sharded,
+    train,
+    whole,
+)
 
 METHODS = {
     "dense": laconic.dense(),
@@ -28,84 +36,24 @@ METHODS = {
     "diloco, moments averaged": laconic.diloco(4, optimizer_state="average"),
     "parallel_clip": laconic.parallel_clip(0.2),
 }
-# Replicas of two shards each; in the middle of a round of four.
-REPLICAS, SHARDS, STEPS, BEFORE = 2, 2, 10, 6
-
-
-class Net(nn.Module):
-    """Layers that do not fall into two equal shards, and a parameter of which one rank has nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mlp, self.gain = Mlp(width=47), nn.Parameter(torch.ones(1))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.gain * self.mlp(x)
-
-
-@functools.cache
-def _mesh() -> DeviceMesh:
-    return init_device_mesh("cpu", (REPLICAS, SHARDS), mesh_dim_names=("replicate", "shard"))
-
-
-def _net():
-    torch.manual_seed(1)
-    return Net()
-
-
-def _optimizer(model, method):
-    if method.local is not None and method.local.optimizer_state == "average":
-        return torch.optim.AdamW(model.parameters(), lr=0.005)
-    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9 if method.momentum == "method" else 0.0)
-
-
-def _sharded(method, **settings):
-    model, mesh = _net(), _mesh()
-    for module in model.mlp.net:
-        if isinstance(module, nn.Linear):
-            fully_shard(module, mesh=mesh["shard"])
-    fully_shard(model, mesh=mesh["shard"])
-    optimizer = _optimizer(model, method)
-    link = laconic.attach(model, optimizer, method, group=mesh["replicate"].get_group(), **settings)
-    return model, optimizer, link
-
-
-def _train(model, optimizer, steps, batches):
-    for step in steps:
-        x, y = batches(step)
-        nn.functional.mse_loss(model(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def _of_this_rank(step):
-    return batch(dist.get_rank(), step)
-
-
-def _of_this_replica(step):
-    """The batches of both ranks that hold this replica's shards."""
-    pairs = [batch(SHARDS * dist.get_rank() + i, step) for i in range(SHARDS)]
-    return tuple(torch.cat(each) for each in zip(*pairs, strict=True))
-
-
-def _whole(model):
-    return [p.full_tensor().detach().clone() for p in model.parameters()]
+# In the middle of a round of four.
+STEPS, BEFORE = 10, 6
 
 
 def _trained(group, method, check_every=0):
-    model, optimizer, link = _sharded(method, check_every=check_every)
-    _train(model, optimizer, range(STEPS), _of_this_rank)
+    model, optimizer, link = sharded(method, check_every=check_every)
+    train(model, optimizer, range(STEPS), of_this_rank)
     link.finish()
     link.detach()
-    return _whole(model), link.stats
+    return whole(model), link.stats
 
 
 def _trained_whole(group, method):
     """The same on as many ranks as there were replicas, none of them sharded."""
-    model = _net()
-    optimizer = _optimizer(model, method)
+    model = net()
+    optimizer = optimizer_of(model, method)
     link = laconic.attach(model, optimizer, method, group=group)
-    _train(model, optimizer, range(STEPS), _of_this_replica)
+    train(model, optimizer, range(STEPS), of_this_replica)
     link.finish()
     link.detach()
     return [p.detach().clone() for p in model.parameters()], link.stats
@@ -150,7 +98,7 @@ def test_clipping_before_memory_is_by_the_norm_of_the_whole_model(pool):
 
 def test_bytes_are_those_between_replicas(pool):
     dense, few = (pool.run(4, _trained, METHODS[name]) for name in ("dense", "topk"))
-    parameters = sum(p.numel() for p in _net().parameters())
+    parameters = sum(p.numel() for p in net().parameters())
     # Ranks that hold the same shard hand over equally much, and shards together the model.
     for _, stats in dense:
         assert stats.wire_bytes == pytest.approx(STEPS * 4 * parameters / SHARDS, rel=0.1)
@@ -160,29 +108,29 @@ def test_bytes_are_those_between_replicas(pool):
 
 
 def _saved(group, name, folder):
-    model, optimizer, link = _sharded(METHODS[name])
-    _train(model, optimizer, range(BEFORE), _of_this_rank)
+    model, optimizer, link = sharded(METHODS[name])
+    train(model, optimizer, range(BEFORE), of_this_rank)
     # Within a round replicas hold unlike models: each saves its own.
-    own = {f"replica-{_mesh().get_local_rank('replicate')}": get_model_state_dict(model)}
+    own = {f"replica-{mesh_of().get_local_rank('replicate')}": get_model_state_dict(model)}
     dcp.save({"models": own, "link": laconic.LinkState(link)}, checkpoint_id=folder)
-    _train(model, optimizer, range(BEFORE, STEPS), _of_this_rank)
+    train(model, optimizer, range(BEFORE, STEPS), of_this_rank)
     link.finish()
     link.detach()
-    return _whole(model)
+    return whole(model)
 
 
 def _gone_on(group, name, folder):
-    model, optimizer, link = _sharded(METHODS[name])
+    model, optimizer, link = sharded(METHODS[name])
     laconic.LinkState(link).load_from(folder)
     if link.rounds is None:
-        key = f"replica-{_mesh().get_local_rank('replicate')}"
+        key = f"replica-{mesh_of().get_local_rank('replicate')}"
         mine = {"models": {key: get_model_state_dict(model)}}
         dcp.load(mine, checkpoint_id=folder)
         set_model_state_dict(model, mine["models"][key])
-    _train(model, optimizer, range(BEFORE, STEPS), _of_this_rank)
+    train(model, optimizer, range(BEFORE, STEPS), of_this_rank)
     link.finish()
     link.detach()
-    return _whole(model)
+    return whole(model)
 
 
 @pytest.mark.parametrize("name", ["topk", "sdagc", "powersgd", "spartan"])
@@ -195,10 +143,10 @@ def test_a_resumed_run_gives_the_same_bits(pool, name, tmp_path):
 
 def _poisoned(group, name):
     """In one step an entry of one rank's shard is infinite."""
-    model, optimizer, link = _sharded(METHODS[name])
-    _train(model, optimizer, range(2), _of_this_rank)
-    owed, before = link.state_dict()["memory"], _whole(model)
-    x, y = _of_this_rank(2)
+    model, optimizer, link = sharded(METHODS[name])
+    train(model, optimizer, range(2), of_this_rank)
+    owed, before = link.state_dict()["memory"], whole(model)
+    x, y = of_this_rank(2)
     nn.functional.mse_loss(model(x), y).backward()
     if dist.get_rank() == 0:
         next(model.parameters()).grad.to_local().view(-1)[0] = inf
@@ -206,15 +154,15 @@ def _poisoned(group, name):
     optimizer.zero_grad()
     still = link.state_dict()["memory"]
     kept = all(torch.equal(owed[kind][n], still[kind][n]) for kind in owed for n in owed[kind])
-    moved = not all(torch.equal(a, b) for a, b in zip(before, _whole(model), strict=True))
+    moved = not all(torch.equal(a, b) for a, b in zip(before, whole(model), strict=True))
     skipped = link.stats.skipped_steps
-    _train(model, optimizer, range(3, STEPS), _of_this_rank)
+    train(model, optimizer, range(3, STEPS), of_this_rank)
     link.finish()
     link.detach()
-    return skipped, kept, moved, _whole(model)
+    return skipped, kept, moved, whole(model)
 
 
-@pytest.mark.parametrize("name", ["topk", "sdagc"])
+@pytest.mark.parametrize("name", ["dense", "topk", "sdagc"])
 def test_what_is_poisoned_in_one_shard_all_ranks_skip(pool, name):
     results = pool.run(4, _poisoned, name)
     assert [(skipped, kept, moved) for skipped, kept, moved, _ in results] == [(1, True, False)] * 4
@@ -229,17 +177,17 @@ def test_what_is_poisoned_in_one_shard_its_replica_skips_alone_within_a_round(po
 
 def _lost_model(group):
     """A weight of one shard becomes NaN in the last step of a round."""
-    model, optimizer, link = _sharded(METHODS["celgc"])
-    _train(model, optimizer, range(4), _of_this_rank)
-    agreed = _whole(model)
-    _train(model, optimizer, range(4, 7), _of_this_rank)
-    x, y = _of_this_rank(7)
+    model, optimizer, link = sharded(METHODS["celgc"])
+    train(model, optimizer, range(4), of_this_rank)
+    agreed = whole(model)
+    train(model, optimizer, range(4, 7), of_this_rank)
+    x, y = of_this_rank(7)
     nn.functional.mse_loss(model(x), y).backward()
     if dist.get_rank() == 0:
         next(model.parameters()).detach().to_local().view(-1)[0] = float("nan")
     optimizer.step()
     optimizer.zero_grad()
-    same = all(torch.equal(a, b) for a, b in zip(agreed, _whole(model), strict=True))
+    same = all(torch.equal(a, b) for a, b in zip(agreed, whole(model), strict=True))
     link.detach()
     return same
 
@@ -249,7 +197,7 @@ def test_a_round_that_one_shard_must_drop_is_dropped_by_all(pool):
 
 
 def _refused(group, how):
-    model, mesh, method, settings = _net(), _mesh(), laconic.topk(0.05), {}
+    model, mesh, method, settings = net(), mesh_of(), laconic.topk(0.05), {}
     exchanging = mesh["replicate"].get_group()
     if how == "replicas too":
         fully_shard(model, mesh=mesh)
@@ -290,7 +238,7 @@ def test_what_cannot_be_done_is_refused_with_what_can(pool, how, words):
 
 
 def _flat(group):
-    model = FullyShardedDataParallel(_net(), process_group=group, device_id=torch.device("cpu"))
+    model = FullyShardedDataParallel(net(), process_group=group, device_id=torch.device("cpu"))
     with pytest.raises(TypeError, match=r"FullyShardedDataParallel.*Use fully_shard"):
         laconic.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), laconic.topk(0.05), group=group)
 

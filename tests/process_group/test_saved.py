@@ -133,6 +133,22 @@ def test_a_checkpoint_without_a_link_says_so(pool, tmp_path):
     assert "the checkpoint has nothing of a link under 'link'" in said
 
 
+def _other_method(group, folder):
+    _, _, link = _attached(group, "celgc", "plain")
+    try:
+        laconic.LinkState(link).load_from(folder)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_a_checkpoint_of_every_step_is_refused_by_rounds_on_any_number_of_ranks(pool, tmp_path):
+    """On another number it ended in a KeyError: models were asked for that methods of every step do not save."""
+    pool.run(2, _saved, "topk", "plain", tmp_path)
+    for ranks in (2, 1):
+        assert all("the saved rounds lack" in said for said in pool.run(ranks, _other_method, tmp_path))
+
+
 def _its_own_kind(group):
     _, _, link = _attached(group, "topk", "plain")
     return isinstance(laconic.LinkState(link), Stateful)

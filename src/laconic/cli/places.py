@@ -72,12 +72,13 @@ def settle(device: Device) -> Device:
 def run_everywhere(workers: int, setting: Setting, work: Callable[..., T], *args: Any) -> T:
     """Run work on this process's rank if a launcher has started it, else on so many ranks of this machine.
 
-    Ranks of one machine share the cores that are theirs; srun binds each of its tasks to cores of its own.
+    Ranks of one machine share the cores that are theirs; srun gives each of its tasks cores of its own.
     """
     place = joined(os.environ)
     sharing = workers if place is None else place.local_ranks
-    alone = place is not None and "RANK" not in os.environ
-    shared = replace(setting, threads=threads_for(sharing, bound_alone=alone))
+    a_task = place is not None and "RANK" not in os.environ and "SLURM_CPUS_PER_TASK" in os.environ
+    given = int(os.environ["SLURM_CPUS_PER_TASK"]) if a_task else None
+    shared = replace(setting, threads=threads_for(sharing, given=given))
     if place is not None:
         return run_joined(place, work, *args, setting=shared)
     return run_ranks(workers, work, *args, setting=shared)

@@ -47,7 +47,7 @@ def link_under(
         raise ValueError(
             f"laconic works under DDP, and with distributed_type {accelerator.distributed_type.value} the model is "
             f"a {type(model).__name__}. Pass what accelerator.prepare(model) returned, under torchrun or "
-            f"'accelerate launch' with several processes; sharded models (FSDP, DeepSpeed) are not supported yet."
+            f"'accelerate launch' with several processes; sharded models are for a loop of your own (docs/fsdp.md)."
         )
     inner = optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer
     return attach_link(model, inner, method, scaler=accelerator.scaler)

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from laconic import kernels
-from laconic.clipping import Whole, nothing_elsewhere
 from laconic.compressors import Dense
 from laconic.errors import LaconicError
 from laconic.handshake import Identity
+from laconic.holding import ALONE, Holding
 from laconic.integrations.checks import (
     check_arguments,
     check_buffers,
@@ -34,7 +34,7 @@ from laconic.integrations.momentum import MovedMomentum, movable
 from laconic.integrations.nodes import on_nodes
 from laconic.integrations.plain import PlainSurface
 from laconic.integrations.replicas import OnDifference, ReplicaCheck, check_settings
-from laconic.integrations.sharded import ShardedSurface, Shards, shards_of
+from laconic.integrations.sharded import ShardedSurface, Shards, put_back, shards_of
 from laconic.integrations.surface import Surface
 from laconic.integrations.wire import Wire
 from laconic.layout import dimension_order, flatten, here, rows_of
@@ -83,8 +83,9 @@ def attach(
     model = uncompiled(model)
     ddp = _check(model, optimizer, method, scaler, measure_every)
     module = model if ddp is None else cast("torch.nn.Module", ddp.module)
+    put_back(module)
     parameters = check_parameters(module, optimizer, every_trainable=ddp is not None, sharded=ddp is None)
-    shards = shards_of(parameters, method, group, scaler)
+    shards = shards_of(module, parameters, method, group, scaler)
     talking, device = talking_in(ddp, group), next(iter(parameters.values())).device
     method = on_nodes(method, dist.get_process_group_ranks(talking))
     transport = ProcessGroupTransport(talking, device, node_size=node_size_of(method))
@@ -134,8 +135,8 @@ class Making:
     shards: Shards | None = None
 
     @property
-    def _whole(self) -> Whole:
-        return nothing_elsewhere if self.shards is None else self.shards.whole
+    def _holding(self) -> Holding:
+        return ALONE if self.shards is None else self.shards
 
     @property
     def _checks(self) -> str:
@@ -153,7 +154,7 @@ class Making:
         ddp = model if isinstance(model, DistributedDataParallel) else None
         module = model if ddp is None else cast("torch.nn.Module", ddp.module)
         moves = _moves(method, optimizer, scaler, said=first)
-        kind = "DDP" if ddp is not None else "plain" if self.shards is None else "sharded"
+        kind = "DDP" if ddp is not None else "plain" if self.shards is None else str(self.shards)
         kind += " with a GradScaler" if scaler else ""
         kind += " with momentum moved" if moves else ""
         identity = _identity(
@@ -163,14 +164,14 @@ class Making:
         moved = _moved(optimizer, parameters, reducer) if moves else None
         seconds = _compiled(method, parameters, said=first)
         local = method.local is not None
-        rounds = Rounds(method, module, parameters, optimizer, reducer, transport, self._whole) if local else None
+        rounds = Rounds(method, module, parameters, optimizer, reducer, transport, self._holding) if local else None
         check = self._check(parameters, rounds) if self.check_every else None
         link = Link(reducer, transport, identity, parameters, optimizer, scaler, moved, rounds, seconds, check)
         if ddp is None:
             check_buffers(module)
         surface = _surface(model, link, rounds)
         if self.shards is not None:
-            surface = ShardedSurface(surface, self.shards, parameters, rounds)
+            surface = ShardedSurface(surface, self.shards, parameters)
         link.install(surface, self.clock)
         _attached[optimizer] = weakref.ref(link)
         return link
@@ -203,7 +204,7 @@ class Making:
             track_age=self.track_age,
             measure_every=self.measure_every,
             clock=self.clock,
-            whole=self._whole,
+            holding=self._holding,
         )
 
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from laconic.integrations.link import Link
+from laconic.integrations.saved import models_of
 from laconic.resharding import resharded
 
 
@@ -43,7 +44,7 @@ def go_on(link: Link, module: torch.nn.Module, parts: Sequence[dict[str, Any]]) 
     if len(parts) == ranks:
         take_over(link, module, parts[rank])
         return
-    models = [part["parameters"] for part in parts] if link.rounds is not None else None
+    models = models_of(parts)
     link.load_state_dict(resharded([part["link"] for part in parts], ranks=ranks, models=models)[rank])
 
 

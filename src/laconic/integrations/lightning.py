@@ -118,7 +118,7 @@ def _found(trainer: pl.Trainer) -> tuple[DistributedDataParallel, torch.optim.Op
     if not isinstance(ddp, DistributedDataParallel):
         raise ValueError(
             f"laconic works under DDP, and {type(trainer.strategy).__name__} trains a {type(ddp).__name__}. Write "
-            f"Trainer(strategy='ddp'); sharded models (FSDP, DeepSpeed) are not supported yet."
+            f"Trainer(strategy='ddp'); sharded models are for a loop of your own (docs/fsdp.md)."
         )
     if len(optimizers) != 1 or isinstance(optimizers[0], torch.optim.LBFGS):
         raise ValueError(

@@ -6,9 +6,11 @@ import io
 import os
 import re
 import warnings
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch import Tensor
 
 from laconic.integrations.link import Link
 from laconic.layout import here, is_sharded
@@ -48,6 +50,8 @@ class LinkState:
         with torch.no_grad():
             for name, value in part.get("parameters", {}).items():
                 here(self._link.parameters[name]).copy_(value)
+        if self._link.rounds is not None:
+            self._link.rounds.holding.wrote()
 
     def load_from(self, checkpoint: str | os.PathLike[str], *, key: str = "link") -> None:
         """Go on from a checkpoint that as many ranks have saved, or another number of them.
@@ -71,10 +75,16 @@ class LinkState:
         if alike:
             self.load_state_dict(parts)
             return
-        models = [part["parameters"] for part in parts.values()] if link.rounds is not None else None
+        models = models_of(parts.values())
         states = resharded([_whole(part) for part in parts.values()], ranks=ranks, models=models)
         # The link moves the model to what all have agreed on.
         link.load_state_dict(states[link.transport.rank])
+
+
+def models_of(parts: Iterable[Mapping[str, Any]]) -> list[dict[str, Tensor]] | None:
+    """Return the parameters that each rank has saved; None for methods of every step, which need not."""
+    models = [part["parameters"] for part in parts if "parameters" in part]
+    return models or None
 
 
 def _name(link: Link) -> str:
@@ -84,7 +94,10 @@ def _name(link: Link) -> str:
 def _shard(link: Link) -> str:
     """What comes behind a rank in its name: which shard of the model it holds, where that is sharded."""
     p = next(iter(link.parameters.values()))
-    return f"-shard-{cast('DTensor', p).device_mesh.get_local_rank():05d}" if is_sharded(p) else ""
+    if not is_sharded(p):
+        return ""
+    mesh = cast("DTensor", p).device_mesh
+    return f"-shard-{mesh.get_local_rank():05d}-of-{mesh.size():05d}"
 
 
 def _bytes_of(state: dict[str, Any]) -> bytes:
@@ -104,8 +117,12 @@ def _room(metadata: Metadata, key: str, shard: str) -> dict[str, Any]:
     from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
     room: dict[str, Any] = {}
+    others: set[str] = set()
     for name, path in sorted((metadata.planner_data or {}).items()):
-        if path[0] != key or not re.fullmatch(rf"rank-\d+{shard}", str(path[1])):
+        if path[0] != key or not str(path[1]).startswith("rank-"):
+            continue
+        if not re.fullmatch(rf"rank-\d+{shard}", str(path[1])):
+            others.add(str(path[1]))
             continue
         about, inner = metadata.state_dict_metadata[name], room
         for step in path[1:-1]:
@@ -115,6 +132,11 @@ def _room(metadata: Metadata, key: str, shard: str) -> dict[str, Any]:
             inner[path[-1]] = b""
         else:
             inner[path[-1]] = torch.empty(about.size, dtype=about.properties.dtype)
+    if not room and others:
+        raise ValueError(
+            f"the checkpoint has the link of {', '.join(sorted(others)[:4])}, and this rank is one of "
+            f"'rank-00000{shard}': what is owed of a shard is loaded on as many shards as it was saved on."
+        )
     if not room:
         raise ValueError(
             f"the checkpoint has nothing of a link under {key!r}. Give the key that it was saved under."

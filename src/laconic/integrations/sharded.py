@@ -7,6 +7,7 @@ module do. What one shard alone would not see, its replica agrees on: whether a 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from math import nan
 from typing import Any
@@ -19,7 +20,6 @@ from laconic.integrations.surface import Surface
 from laconic.layout import here, is_sharded
 from laconic.local import Every, Growing
 from laconic.method import Method
-from laconic.rounds import Rounds
 from laconic.rounds.gradients import norm_of
 
 _HOW = """Write
@@ -29,47 +29,60 @@ _HOW = """Write
 
 
 class Shards:
-    """The ranks that together hold one replica, and what they tell each other: some numbers in every step."""
+    """The ranks that together hold one replica of a model: its holding, where it is in shards."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
+    def __init__(self, model: torch.nn.Module, group: dist.ProcessGroup) -> None:
+        self._model, self._group = model, group
+
+    def __str__(self) -> str:
+        return f"shard {dist.get_rank(self._group)} of {dist.get_world_size(self._group)}"
 
     def whole(self, norms: Tensor) -> Tensor:
         """Return the norms of whole parameters, given those of this rank's shards."""
-        squares = norms.double().square()
-        dist.all_reduce(squares, group=self._group)
-        return squares.sqrt().to(norms.dtype)
+        return self.sum_(norms.double().square()).sqrt().to(norms.dtype)
+
+    def sum_(self, values: Tensor) -> Tensor:
+        """Return the values added up over the ranks of the replica, where they were."""
+        dist.all_reduce(values, group=self._group)
+        return values
 
     @torch.no_grad()
     def poison_together_(self, parts: list[Tensor], device: torch.device) -> None:
         """Leave the parts as they are, or all of them NaN where the norm of any shard's is not finite."""
-        poisoned = (~norm_of(parts, device).isfinite()).float()
-        dist.all_reduce(poisoned, op=dist.ReduceOp.MAX, group=self._group)
-        if poisoned.item():
+        if self.sum_((~norm_of(parts, device).isfinite()).float()).item():
             for part in parts:
                 part.fill_(nan)
+
+    def wrote(self) -> None:
+        """Have the next forward pass gather parameters anew: an evaluation may have left them gathered."""
+        put_back(self._model)
+
+
+def put_back(model: torch.nn.Module) -> None:
+    """Have a sharded model's own parameters be its shards; after an evaluation some are gathered ones still."""
+    # To import it takes a second; where nobody has, no module is of its kind.
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return
+    for module in model.modules():
+        if isinstance(module, fsdp.FSDPModule):
+            module.reshard()
 
 
 class ShardedSurface:
     """Meets a sharded model as another surface meets a plain one; what is poisoned is so on all shards."""
 
-    def __init__(
-        self, inner: Surface, shards: Shards, parameters: Mapping[str, torch.nn.Parameter], rounds: Rounds | None
-    ) -> None:
-        self._inner, self._shards, self._rounds = inner, shards, rounds
+    def __init__(self, inner: Surface, shards: Shards, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        self._inner, self._shards = inner, shards
         self._parameters = list(parameters.values())
         self._device = here(self._parameters[0]).device
 
     def install(self) -> None:
         """Begin to exchange."""
-        if self._rounds is not None:
-            self._rounds.on_tick = self._tick
         self._inner.install()
 
     def remove(self) -> None:
         """Leave the module as it was found."""
-        if self._rounds is not None:
-            self._rounds.on_tick = None
         self._inner.remove()
 
     def before_look(self) -> None:
@@ -94,15 +107,9 @@ class ShardedSurface:
         """The loop is done with this step."""
         self._inner.after_update()
 
-    def _tick(self) -> None:
-        """Before a sync: a round that one shard must drop, all of its replica do."""
-        assert self._rounds is not None
-        if self._rounds.due:
-            self._shards.poison_together_([here(p) for p in self._parameters], self._device)
-        self._rounds.tick()
-
 
 def shards_of(
+    model: torch.nn.Module,
     parameters: Mapping[str, torch.nn.Parameter],
     method: Method,
     group: dist.ProcessGroup | None,
@@ -126,7 +133,7 @@ def shards_of(
             "fully_shard(..., mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))."
         )
     _check_rounds(method)
-    return Shards(among)
+    return Shards(model, among)
 
 
 def _shard_group(sharded: Mapping[str, torch.nn.Parameter]) -> dist.ProcessGroup:

@@ -10,21 +10,19 @@ from pathlib import Path
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
-def threads_for(local_ranks: int, *, bound_alone: bool = False, cgroups: Path = _CGROUPS) -> int:
+def threads_for(local_ranks: int, *, given: int | None = None, cgroups: Path = _CGROUPS) -> int:
     """Return how many threads a rank may use when it shares this machine's cores with others.
 
-    A container's share of the processor counts, and so do the cores that this process is bound to; ``bound_alone``
-    says that they are this rank's own, as those of a task of srun's are.
+    A container's share of the processor counts, and so do the cores that this process is bound to: those of all
+    ranks here, unless a launcher has ``given`` this one some cores for itself.
 
     >>> threads_for(10_000)
     1
     """
     cores = os.cpu_count() or 1
     bound = len(os.sched_getaffinity(0)) if sys.platform == "linux" else cores
-    threads = min(
-        cores // local_ranks, bound if bound_alone else bound // local_ranks, _quota(cgroups) // local_ranks
-    )
-    return max(1, int(threads))
+    own = bound // local_ranks if given is None else min(given, bound)
+    return max(1, int(min(cores // local_ranks, own, _quota(cgroups) // local_ranks)))
 
 
 def _quota(cgroups: Path) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from laconic.holding import ALONE, Holding
 from laconic.layout import as_lies, flatten, here, rows_of, unflatten
 from laconic.memory import accumulation_dtype
 from laconic.segments import Segments
@@ -15,22 +16,23 @@ from laconic.segments import Segments
 class Arena:
     """Some parameters of a model, as far as they lie on this rank, and where each lies in a flat vector."""
 
-    def __init__(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
-        self.parameters = dict(parameters)
-        sizes, rows = [p.numel() for p in self._tensors], [rows_of(p) for p in self._tensors]
+    def __init__(self, parameters: Mapping[str, torch.nn.Parameter], holding: Holding = ALONE) -> None:
+        self.parameters, self._holding = dict(parameters), holding
+        sizes, rows = [p.numel() for p in self.tensors], [rows_of(p) for p in self.tensors]
         self.segments = Segments.of(list(parameters), sizes, rows)
-        self._dtype = accumulation_dtype([p.dtype for p in self._tensors])
-        self.device = self._tensors[0].device
+        self._dtype = accumulation_dtype([p.dtype for p in self.tensors])
+        self.device = self.tensors[0].device
 
     @property
-    def _tensors(self) -> list[Tensor]:
+    def tensors(self) -> list[Tensor]:
+        """Return what is here of the parameters, in their own memory."""
         # Asked for anew: a shard may come to lie elsewhere.
         return [here(p) for p in self.parameters.values()]
 
     @property
     def bytes(self) -> int:
         """Return what the parameters themselves take up here."""
-        return sum(t.numel() * t.element_size() for t in self._tensors)
+        return sum(t.numel() * t.element_size() for t in self.tensors)
 
     def zeros(self, more: int = 0) -> Tensor:
         """Return a flat vector of zeros, with room for more numbers behind it."""
@@ -38,21 +40,21 @@ class Arena:
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Return a flat vector's parts in the parameters' shapes."""
-        pairs = zip(self.segments.views(flat), self._tensors, strict=True)
+        pairs = zip(self.segments.views(flat), self.tensors, strict=True)
         return [unflatten(piece, p) for piece, p in pairs]
 
     @torch.no_grad()
     def values(self, *, out: Tensor | None = None) -> Tensor:
         """Return the parameters' values, copied; in ``out`` where that is given."""
         out = torch.empty(self.segments.numel, dtype=self._dtype, device=self.device) if out is None else out
-        for view, p in zip(self.views(out), self._tensors, strict=True):
+        for view, p in zip(self.views(out), self.tensors, strict=True):
             view.copy_(p.detach())
         return out
 
     @torch.no_grad()
     def from_values(self, flat: Tensor, *, out: Tensor) -> Tensor:
         """Return the way from the parameters' values to a flat vector, in ``out``."""
-        for view, there, p in zip(self.views(out), self.views(flat), self._tensors, strict=True):
+        for view, there, p in zip(self.views(out), self.views(flat), self.tensors, strict=True):
             torch.sub(there, p, out=view)
         return out
 
@@ -80,15 +82,16 @@ class Arena:
     @torch.no_grad()
     def set_values(self, flat: Tensor) -> None:
         """Give every parameter its part as value."""
-        for view, p in zip(self.views(flat), self._tensors, strict=True):
+        for view, p in zip(self.views(flat), self.tensors, strict=True):
             p.copy_(view)
+        self._holding.wrote()
 
     @torch.no_grad()
     def rounded(self, flat: Tensor) -> Tensor:
         """Return the vector as parameters of narrower types can hold it."""
-        if all(p.dtype == self._dtype for p in self._tensors):
+        if all(p.dtype == self._dtype for p in self.tensors):
             return flat
-        pieces = zip(self.segments.views(flat), self._tensors, strict=True)
+        pieces = zip(self.segments.views(flat), self.tensors, strict=True)
         return torch.cat([piece.to(p.dtype).to(self._dtype) for piece, p in pieces])
 
     def by_name(self, flat: Tensor) -> dict[str, Tensor]:

@@ -8,8 +8,9 @@ from math import inf
 
 import torch
 
-from laconic.clipping import LocalClip, Whole
+from laconic.clipping import LocalClip
 from laconic.errors import GroupError
+from laconic.holding import Holding
 from laconic.kernels import all_finite
 from laconic.rounds.arena import Arena
 from laconic.rounds.meeting import Meeting
@@ -21,8 +22,8 @@ _DIGEST = 2048
 class Averaging:
     """One dense exchange of gradients a step; the mean is clipped, not what it is made of."""
 
-    def __init__(self, arena: Arena, meeting: Meeting, *, clip: LocalClip | None, whole: Whole) -> None:
-        self._arena, self._meeting, self._whole = arena, meeting, whole
+    def __init__(self, arena: Arena, meeting: Meeting, *, clip: LocalClip | None, holding: Holding) -> None:
+        self._arena, self._meeting, self._holding = arena, meeting, holding
         self._threshold = inf if clip is None else clip.norm
         self.done = self.clipped = False
 
@@ -66,7 +67,7 @@ class Averaging:
         """Leave the mean clipped to the threshold in the gradients; return whether it is finite."""
         mean = self._arena.zeros()
         self._arena.gradients_(mean)
-        norm = float(self._whole(torch.linalg.vector_norm(mean)))
+        norm = float(self._holding.whole(torch.linalg.vector_norm(mean)))
         self.clipped = norm > self._threshold
         if self.clipped:
             self._arena.set_gradients(mean.mul_(self._threshold / norm))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from laconic.holding import ALONE, Holding
 from laconic.local.steps import Buffers
 from laconic.rounds.meeting import Meeting
 
@@ -57,8 +58,11 @@ class BufferCare:
     average those. The inputs are heard from ``begin`` to ``remove``.
     """
 
-    def __init__(self, module: nn.Module, meeting: Meeting, *, ranks: int, how: Buffers) -> None:
+    def __init__(
+        self, module: nn.Module, meeting: Meeting, *, ranks: int, how: Buffers, holding: Holding = ALONE
+    ) -> None:
         self._module, self._meeting, self._ranks, self._how = module, meeting, ranks, how
+        self._holding = holding
         # Ranks meet on the device of what they train; statistics may lie elsewhere.
         self._device = next((p.device for p in module.parameters() if p.requires_grad), torch.device("cpu"))
         norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
@@ -110,6 +114,7 @@ class BufferCare:
             counts[i] = piece.isfinite().all()
             # Divided before they are added up: a mean of finite numbers is finite.
             piece.copy_(torch.where(counts[i] > 0, piece / self._ranks, 0.0))
+        flat = self._holding.sum_(flat)
         *pieces, counts = self._meeting.sum_(flat, "the module's buffers").split(sizes)
         for buffer, piece, finite in zip(buffers, pieces, counts.tolist(), strict=True):
             if finite:

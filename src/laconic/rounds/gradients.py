@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from laconic.clipping import Whole
+from laconic.holding import Holding
 from laconic.layout import here
 from laconic.local import LocalSteps
 from laconic.rounds.arena import Arena
@@ -38,9 +38,11 @@ class RuleState:
 class Gradients:
     """One rank's rule: called before each optimizer's step that this rank takes part in."""
 
-    def __init__(self, local: LocalSteps, arena: Arena, meeting: Meeting, *, world_size: int, whole: Whole) -> None:
+    def __init__(
+        self, local: LocalSteps, arena: Arena, meeting: Meeting, *, world_size: int, holding: Holding
+    ) -> None:
         self._local, self._arena, self._meeting, self._world = local, arena, meeting, world_size
-        self._whole = whole
+        self._holding = holding
         self.threshold = inf if local.clip is None else local.clip.threshold(world_size=world_size)
         self.state = RuleState()
         # G_i, G and the sum of this round's gradients, for corrections.
@@ -65,7 +67,7 @@ class Gradients:
         ``missed``: this rank has no finite gradient for this step, and says so where others wait for it.
         """
         grads = [here(p.grad) for p in self._arena.parameters.values() if p.grad is not None]
-        norm = float(self._whole(norm_of(grads, self._arena.device)))
+        norm = float(self._norm(grads))
         ok = not missed and isfinite(norm)
         self.clipped = False
         if self._local.correction == "resampled" and first and not self.state.measured:
@@ -197,8 +199,13 @@ class Gradients:
     def _mean_norm(self, *, ok: bool) -> float:
         return self._length(self._mean(ok=ok))
 
+    def _norm(self, grads: list[Tensor]) -> Tensor:
+        """Return the norm of the whole gradient; where nothing clips by it, of what is here of it."""
+        here_of_it = norm_of(grads, self._arena.device)
+        return here_of_it if self._local.clip is None else self._holding.whole(here_of_it)
+
     def _length(self, vector: Tensor) -> float:
-        return float(self._whole(torch.linalg.vector_norm(vector)))
+        return float(self._holding.whole(torch.linalg.vector_norm(vector)))
 
     def _mean(self, *, ok: bool) -> Tensor:
         """Return the mean gradient over the ranks that have one."""

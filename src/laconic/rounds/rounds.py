@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from laconic.clipping import Whole, nothing_elsewhere
 from laconic.collectives import Traffic, Transport
 from laconic.errors import loss_untold
+from laconic.holding import ALONE, Holding
 from laconic.local.steps import participants_of
 from laconic.method import Method
 from laconic.reducer import Reducer
@@ -51,21 +51,20 @@ class Rounds:
         optimizer: torch.optim.Optimizer,
         reducer: Reducer,
         transport: Transport,
-        whole: Whole = nothing_elsewhere,
+        holding: Holding = ALONE,
     ) -> None:
         assert method.local is not None
-        self.method, self.local = method, method.local
+        self.method, self.local, self.holding = method, method.local, holding
         self._reducer, self._optimizer = reducer, optimizer
         self._ranks, self._rank = transport.world_size, transport.rank
-        self._arena = Arena(parameters)
+        self._arena = Arena(parameters, holding)
         self.meeting = Meeting(transport, next(iter(parameters.values())).device)
-        self._gradients = Gradients(self.local, self._arena, self.meeting, world_size=self._ranks, whole=whole)
-        self._averaging = Averaging(self._arena, self.meeting, clip=self.local.clip, whole=whole)
-        self._sync = Sync(self.local, parameters, reducer, self.meeting, self._ranks)
-        self._care = BufferCare(module, self.meeting, ranks=self._ranks, how=self.local.buffers)
+        self._gradients = Gradients(self.local, self._arena, self.meeting, world_size=self._ranks, holding=holding)
+        self._averaging = Averaging(self._arena, self.meeting, clip=self.local.clip, holding=holding)
+        self._sync = Sync(self.local, parameters, reducer, self.meeting, self._ranks, holding)
+        self._care = BufferCare(module, self.meeting, ranks=self._ranks, how=self.local.buffers, holding=holding)
         self._pace = Pace(self.local.period)
         self._names = {id(p): name for name, p in parameters.items()}
-        self._bytes = self._arena.bytes
         self._now = Progress()
         self._began = self._takes_step = self._measured = self._ends = False
         self._before: Tensor | None = None
@@ -208,7 +207,7 @@ class Rounds:
 
     def stats(self, reduced: Stats) -> Stats:
         """Return the reducer's numbers with those of the rounds in their places."""
-        every, dense_bytes = 1 if self.every_step else self.every, self._now.step * self._bytes
+        every, dense_bytes = 1 if self.every_step else self.every, self._now.step * self._arena.bytes
         return with_rounds(reduced, self._now, self.meeting, every=every, dense_bytes=dense_bytes)
 
     def state_dict(self) -> dict[str, Any]:
@@ -270,6 +269,7 @@ class Rounds:
 
     def _start(self, index: int) -> bool:
         """Start an exchange; return whether every rank is at its end."""
+        self.holding.poison_together_(self._arena.tensors, self._arena.device)
         now, rates = self._now, rates_of(self._optimizer, self._names).values()
         if now.loss_count:
             self._reducer.loss = now.loss_sum / now.loss_count

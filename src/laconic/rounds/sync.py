@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from laconic.errors import GroupError
+from laconic.holding import Holding
 from laconic.local import LocalSteps
 from laconic.local.periods import RoundSeen
 from laconic.reducer import Reducer
@@ -66,9 +67,12 @@ class Sync:
         reducer: Reducer,
         meeting: Meeting,
         ranks: int,
+        holding: Holding,
     ) -> None:
         self._local, self._reducer, self._meeting, self._ranks = local, reducer, meeting, ranks
-        self.fragments = [Fragment(Arena(part), local.outer) for part in in_turn(parameters, local.fragments)]
+        self.fragments = [
+            Fragment(Arena(part, holding), local.outer) for part in in_turn(parameters, local.fragments)
+        ]
         self.flying: list[Fragment] = []
         self._poisoned = False
         # With which share this rank began its round: what was loaded may be of other ranks, or of another method.

@@ -59,12 +59,12 @@ def test_no_limit_is_none_in_both_versions(large, tmp_path):
     assert threads_for(2, cgroups=_second_version(tmp_path, "max 100000\n")) == 32
 
 
-def test_bound_cores_are_shared_unless_they_are_this_ranks_own(large):
+def test_bound_cores_are_shared_unless_some_were_given_to_this_rank(large):
     large(8)
     assert threads_for(2, cgroups=NOWHERE) == 4
-    assert threads_for(2, bound_alone=True, cgroups=NOWHERE) == 8
-    large(64)
-    assert threads_for(2, bound_alone=True, cgroups=NOWHERE) == 32, "srun that binds nothing"
+    assert threads_for(2, given=6, cgroups=NOWHERE) == 6
+    assert threads_for(2, given=16, cgroups=NOWHERE) == 8
+    assert threads_for(4, given=2, cgroups=NOWHERE) == 2, "srun that gives two cores a task, and binds none"
 
 
 def test_a_process_that_is_bound_in_earnest():
