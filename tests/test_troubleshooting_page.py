@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import laconic
 from laconic import errors
 
 ROOT = Path(__file__).parent.parent
@@ -25,7 +26,7 @@ GAP = "\0"
 def _texts() -> list[str]:
     """Every string in the sources, with a gap for what is filled in."""
     found = []
-    for path in sorted((ROOT / "src" / "laconic").rglob("*.py")):
+    for path in sorted(Path(laconic.__file__).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.JoinedStr):
                 parts = [p.value if isinstance(p, ast.Constant) else GAP for p in node.values]
