@@ -8,7 +8,8 @@ import os
 import pytest
 import torch
 
-from laconic.lab.lstm_together import Size, TextTogether
+from laconic.lab.lstm_together import TextTogether
+from laconic.lab.models.awd import AWD, Drops
 from laconic.lab.models.lstm import LSTM
 from laconic.lab.models.resnet import ResNet
 from laconic.lab.resnet_together import PicturesTogether
@@ -28,13 +29,20 @@ def _the_same_bits_every_time():
     torch.use_deterministic_algorithms(False)
 
 
+def _model(*, awd):
+    if awd:
+        return AWD(50, embedding=40, hidden=56, layers=3, tied=True, drops=Drops().scaled(0))
+    return LSTM(50, embedding=40, hidden=40, layers=2, tied=True)
+
+
+@pytest.mark.parametrize("awd", [True, False])
 @pytest.mark.parametrize("same", [True, False])
-def test_eager_captured_and_replayed_steps_are_those_of_the_cpu(same):
+def test_eager_captured_and_replayed_steps_are_those_of_the_cpu(same, awd):
     models = []
     for rank in range(3):
         torch.manual_seed(0 if same else rank)
-        models.append(LSTM(50, embedding=40, hidden=40, layers=2, tied=True))
-    here = TextTogether(models, Size(ranks=3, streams=2, length=7, same=same))
+        models.append(_model(awd=awd))
+    here = TextTogether.of(models, torch.zeros(2, 7), same=same)
     there, shared = [copy.deepcopy(model).cuda() for model in models], Shared(same=same)
     for step in range(6):
         draw = torch.Generator().manual_seed(step)
@@ -58,9 +66,11 @@ def test_eager_captured_and_replayed_steps_are_those_of_the_cpu(same):
                 q.data.mul_(0.9)
 
 
-def test_replays_draw_dropout_from_the_seed_of_their_time():
+@pytest.mark.parametrize("awd", [True, False])
+def test_replays_draw_dropout_from_the_seed_of_their_time(awd):
     torch.manual_seed(0)
-    model = LSTM(50, embedding=40, hidden=40, layers=2, tied=True, dropout=0.5).cuda()
+    lstm = LSTM(50, embedding=40, hidden=40, layers=2, tied=True, dropout=0.5)
+    model = (AWD(50, embedding=40, hidden=56, layers=3) if awd else lstm).cuda()
     shared, losses = Shared(same=True), []
     window = torch.arange(28).view(2, 14).cuda()
     batch = Window(tokens=window[:, :7], targets=window[:, 7:], first=True)

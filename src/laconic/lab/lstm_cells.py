@@ -1,4 +1,7 @@
-"""One step of time of LSTM cells and its gradient, in place: on a GPU each in one kernel."""
+"""One token of an LSTM layer and its gradient, in place: product and cells, on a GPU in one kernel.
+
+Weights come by group, so do streams: [groups, columns, width], gates [groups, columns, 4 width].
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,19 @@ import torch
 from torch import Tensor
 
 
-def forward_(gates: Tensor, before: Tensor, after: Tensor, outputs: Tensor) -> None:
-    """Turn sums [groups, columns, 4 width] into gates i, f, g, o; write the cells after and the outputs."""
+def forward_(
+    gates: Tensor, hidden: Tensor, recurrent: Tensor, before: Tensor, after: Tensor, outputs: Tensor
+) -> None:
+    """Turn what inputs bring into gates i, f, g, o; write the cells after and the outputs.
+
+    ``hidden`` are the outputs of the token before, ``before`` its cells.
+    """
     if gates.is_cuda:
         from laconic.lab import lstm_cells_cuda
 
-        lstm_cells_cuda.forward_(gates, before, after, outputs)
+        lstm_cells_cuda.forward_(gates, hidden, recurrent, before, after, outputs)
         return
+    gates.baddbmm_(hidden, recurrent.transpose(1, 2))
     i, f, g, o = gates.chunk(4, dim=-1)
     for each in (i, f, o):
         each.sigmoid_()
@@ -21,16 +30,29 @@ def forward_(gates: Tensor, before: Tensor, after: Tensor, outputs: Tensor) -> N
     torch.mul(o, after.tanh(), out=outputs)
 
 
-def backward_(gates: Tensor, before: Tensor, after: Tensor, above: Tensor, carried: Tensor) -> None:
-    """Turn gates into the gradients of their sums; ``carried`` is the cells' gradient, on its way back in time."""
+def backward_(
+    gates: Tensor,
+    later: Tensor | None,
+    recurrent: Tensor,
+    before: Tensor,
+    after: Tensor,
+    above: Tensor,
+    carried: Tensor,
+) -> None:
+    """Turn gates into the gradients of their sums; ``carried`` is the cells' gradient, on its way back in time.
+
+    ``above`` is what the layer above asks of the outputs, ``later`` the gates' gradients of the token after; None:
+    there is none.
+    """
     if gates.is_cuda:
         from laconic.lab import lstm_cells_cuda
 
-        lstm_cells_cuda.backward_(gates, before, after, above, carried)
+        lstm_cells_cuda.backward_(gates, later, recurrent, before, after, above, carried)
         return
+    fell = above if later is None else torch.baddbmm(above, later, recurrent)
     i, f, g, o = gates.chunk(4, dim=-1)
     turned = after.tanh()
-    cell = carried + above * o * (1 - turned * turned)
+    cell = carried + fell * o * (1 - turned * turned)
     carried.copy_(cell * f)
     into, kept = cell * g * i * (1 - i), cell * before * f * (1 - f)
-    gates.copy_(torch.cat([into, kept, cell * i * (1 - g * g), above * turned * o * (1 - o)], dim=-1))
+    gates.copy_(torch.cat([into, kept, cell * i * (1 - g * g), fell * turned * o * (1 - o)], dim=-1))

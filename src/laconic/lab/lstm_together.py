@@ -1,4 +1,4 @@
-"""Losses and gradients of LSTM language models on all ranks of a process at once, written out by hand.
+"""Losses and gradients of LSTM and AWD-LSTM language models on all ranks of a process at once, written out by hand.
 
 A rank's LSTM alone reads its weights once for every token of a window, for a few streams, and kernels wait for each
 other. Here ranks with the same weights are read for as one, and ranks with weights of their own go side by side in
@@ -15,9 +15,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from laconic.lab.lstm_cells import backward_, forward_
+from laconic.lab.models.awd import AWD
 from laconic.lab.models.lstm import LSTM
 from laconic.lab.side_by_side import parameters_side_by_side
 from laconic.lab.tasks.lm import Window
+from laconic.lab.text_drops import drawn, dropped, penalised_
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,21 +30,26 @@ class _Layer:
     gates: Tensor
     outputs: Tensor
     cells: Tensor
+    recurrent: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How many ranks, streams a rank and tokens a window; whether all ranks have the ``same`` weights."""
+    """How many ranks, streams a rank and tokens a window; whether all ranks have the ``same`` weights.
+
+    ``apart``: what they multiply by is each rank's own nevertheless, for each drops weights of its own.
+    """
 
     ranks: int
     streams: int
     length: int
     same: bool
+    apart: bool = False
 
     @property
     def groups(self) -> int:
-        """How many sets of weights there are."""
-        return 1 if self.same else self.ranks
+        """How many sets of weights are read."""
+        return 1 if self.same and not self.apart else self.ranks
 
     @property
     def columns(self) -> int:
@@ -58,7 +65,7 @@ class TextTogether:
     ``grads`` has by name of the parameter a tensor [ranks, *shape].
     """
 
-    models: Sequence[LSTM]
+    models: Sequence[LSTM | AWD]
     size: Size
     tokens: Tensor = field(init=False)
     targets: Tensor = field(init=False)
@@ -81,10 +88,11 @@ class TextTogether:
         self._held = {} if size.same else parameters_side_by_side(self.models)
 
     @staticmethod
-    def of(models: Sequence[LSTM], tokens: Tensor, *, same: bool) -> TextTogether:
+    def of(models: Sequence[LSTM | AWD], tokens: Tensor, *, same: bool) -> TextTogether:
         """Return one for windows like the ``tokens`` of a rank."""
         streams, length = tokens.shape
-        return TextTogether(models, Size(ranks=len(models), streams=streams, length=length, same=same))
+        apart = isinstance(models[0], AWD)
+        return TextTogether(models, Size(ranks=len(models), streams=streams, length=length, same=same, apart=apart))
 
     def fill(self, batches: Sequence[Window]) -> None:
         """Take the windows of all ranks, whose walks begin together."""
@@ -101,45 +109,56 @@ class TextTogether:
     @torch.no_grad()
     def run(self) -> None:
         """Compute the losses and gradients of the windows that lie in ``tokens`` and ``targets``."""
-        weights, size = self._weights(), self.size
+        weights, model = self._weights(), self.models[0]
         tokens, targets = self._by_group(self.tokens), self._by_group(self.targets)
-        drops = [self._drop(width) for width in self._widths]
-        table = weights["embedding.weight"]
-        rows = torch.arange(size.groups, device=tokens.device).view(-1, 1, 1) * table.shape[1]
-        signal = _dropped(functional.embedding(tokens + rows, table.flatten(0, 1)), drops[0])
+        drops = drawn(model, tokens, self._widths, like=self.losses)
+        signal = dropped(self._looked_up(weights["embedding.weight"], tokens), drops.signals[0])
         kept: list[_Layer] = []
         for number, state in enumerate(self._state):
-            kept.append(_read(signal, state, *_of_layer(weights, number)))
-            signal = _dropped(kept[-1].outputs[:, 1:], drops[number + 1])
-        # The softmax and its gradient, rank by rank: the mean is over a rank's own window.
+            into, recurrent, bias = _of_layer(weights, number)
+            kept.append(_read(signal, state, into, dropped(recurrent, drops.weights[number]), bias))
+            signal = dropped(kept[-1].outputs[:, 1:], drops.signals[number + 1])
+        back = self._softmax(signal, targets, weights["out.weight"], weights["out.bias"])
+        asked = penalised_(self.losses, back, kept[-1].outputs[:, 1:], signal, model)
+        for number in reversed(range(len(kept))):
+            above, left = dropped(back, drops.signals[number + 1]), drops.weights[number]
+            if asked is not None and number + 1 == len(kept):
+                above = above + asked
+            back = self._layer_back(kept[number], above, number, weights)
+            if left is not None:
+                self.grads[f"lstm.{number}.weight_hh_l0"].mul_(left)
+        self._embedding_back(dropped(back, drops.signals[0]), tokens)
+
+    def _softmax(self, signal: Tensor, targets: Tensor, out: Tensor, bias: Tensor) -> Tensor:
+        """Leave losses and the softmax's gradients, rank by rank: the mean is over a rank's own window.
+
+        Return the gradient of the signal.
+        """
         seen, right = self._by_rank(signal), self._by_rank(targets.unsqueeze(-1)).squeeze(-1)
-        out = weights["out.weight"]
-        scores = torch.baddbmm(weights["out.bias"].unsqueeze(1), self._side_by_side(signal), out.transpose(1, 2))
+        scores = torch.baddbmm(bias.unsqueeze(1), self._side_by_side(signal), out.transpose(1, 2))
         scores = functional.log_softmax(self._by_rank(scores.view(*signal.shape[:3], -1)), dim=-1)
         self.losses.copy_(-scores.gather(-1, right.unsqueeze(-1)).flatten(1).mean(1))
         error = scores.exp_().sub_(_one_at(right, scores.shape[2], like=scores))
         error.div_(right.shape[1])
-        torch.bmm(
-            error.transpose(1, 2),
-            seen,
-            out=self.grads["out.weight" if "out.weight" in self.grads else "embedding.weight"],
-        )
+        own = self.grads["out.weight" if "out.weight" in self.grads else "embedding.weight"]
+        torch.bmm(error.transpose(1, 2), seen, out=own)
         self.grads["out.bias"].copy_(error.sum(1))
-        back = torch.bmm(self._grouped(error), out).view_as(signal)
-        for number in reversed(range(len(kept))):
-            back = self._layer_back(kept[number], _dropped(back, drops[number + 1]), number, weights)
-        self._embedding_back(_dropped(back, drops[0]), tokens)
+        return torch.bmm(self._grouped(error), out).view_as(signal)
+
+    def _looked_up(self, table: Tensor, tokens: Tensor) -> Tensor:
+        if not self._held:
+            return functional.embedding(tokens, table[0])
+        rows = torch.arange(table.shape[0], device=tokens.device).view(-1, 1, 1) * table.shape[1]
+        return functional.embedding(tokens + rows, table.flatten(0, 1))
 
     def _layer_back(self, layer: _Layer, above: Tensor, number: int, weights: dict[str, Tensor]) -> Tensor:
         """Leave a layer's gradients; return that of what it read."""
-        into, recurrent, _ = _of_layer(weights, number)
-        gates = layer.gates
-        above = above.clone()
-        carried = torch.zeros_like(layer.cells[:, 0])
+        into, _, _ = _of_layer(weights, number)
+        gates, cells, recurrent = layer.gates, layer.cells, layer.recurrent
+        carried = torch.zeros_like(cells[:, 0], memory_format=torch.contiguous_format)
         for t in reversed(range(self.size.length)):
-            if t + 1 < self.size.length:
-                above[:, t].baddbmm_(gates[:, t + 1], recurrent)
-            backward_(gates[:, t], layer.cells[:, t], layer.cells[:, t + 1], above[:, t], carried)
+            later = gates[:, t + 1] if t + 1 < self.size.length else None
+            backward_(gates[:, t], later, recurrent, cells[:, t], cells[:, t + 1], above[:, t], carried)
         mine = self._by_rank(gates)
         name = f"lstm.{number}."
         torch.bmm(mine.transpose(1, 2), self._by_rank(layer.inputs), out=self.grads[f"{name}weight_ih_l0"])
@@ -160,16 +179,9 @@ class TextTogether:
 
     def _weights(self) -> dict[str, Tensor]:
         """Return the weights by name, a row a group."""
-        held = self._held or {name: p.unsqueeze(0) for name, p in self.models[0].named_parameters()}
+        groups = self.size.groups
+        held = self._held or {n: p.expand(groups, *p.shape) for n, p in self.models[0].named_parameters()}
         return held if "out.weight" in held else held | {"out.weight": held["embedding.weight"]}
-
-    def _drop(self, width: int) -> Tensor | None:
-        """Draw what is left of a signal; None: all of it."""
-        model, size = self.models[0], self.size
-        if not model.dropout:
-            return None
-        left = self.losses.new_empty(size.groups, size.length, size.columns, width)
-        return left.bernoulli_(1 - model.dropout).div_(1 - model.dropout)
 
     def _by_group(self, numbers: Tensor) -> Tensor:
         """Lay [ranks, streams, length] out by group, time and stream."""
@@ -207,16 +219,11 @@ def _read(signal: Tensor, state: Tensor, into: Tensor, recurrent: Tensor, bias: 
     cells = torch.empty_like(outputs)
     outputs[:, 0], cells[:, 0] = state[0], state[1]
     for t in range(length):
-        gates[:, t].baddbmm_(outputs[:, t], recurrent.transpose(1, 2))
-        forward_(gates[:, t], cells[:, t], cells[:, t + 1], outputs[:, t + 1])
+        forward_(gates[:, t], outputs[:, t], recurrent, cells[:, t], cells[:, t + 1], outputs[:, t + 1])
     state[0], state[1] = outputs[:, -1], cells[:, -1]
-    return _Layer(inputs=signal, gates=gates, outputs=outputs, cells=cells)
+    return _Layer(inputs=signal, gates=gates, outputs=outputs, cells=cells, recurrent=recurrent)
 
 
 def _one_at(places: Tensor, number: int, *, like: Tensor) -> Tensor:
     """Return rows of so many zeros with a one at each place."""
     return (torch.arange(number, device=places.device) == places.unsqueeze(-1)).to(like.dtype)
-
-
-def _dropped(signal: Tensor, mask: Tensor | None) -> Tensor:
-    return signal if mask is None else signal * mask

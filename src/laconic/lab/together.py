@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from laconic.lab.lstm_together import TextTogether
+from laconic.lab.models.awd import AWD
 from laconic.lab.models.lstm import LSTM
 from laconic.lab.models.resnet import ResNet
 from laconic.lab.resnet_together import PicturesTogether
@@ -76,11 +77,11 @@ class Shared:
 
 def can_be_together(model: nn.Module) -> bool:
     """Whether there is an engine for a model."""
-    return isinstance(model, LSTM | ResNet)
+    return isinstance(model, LSTM | AWD | ResNet)
 
 
 def _engine_of(models: list[nn.Module], batches: list[Any], *, same: bool) -> Engine:
-    texts = [model for model in models if isinstance(model, LSTM)]
+    texts = [model for model in models if isinstance(model, LSTM | AWD)]
     if texts:
         return TextTogether.of(texts, batches[0].tokens, same=same)
     return PicturesTogether([m for m in models if isinstance(m, ResNet)], batches[0].images, same=same)

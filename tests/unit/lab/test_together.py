@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch.nn import functional
 
-from laconic.lab.lstm_together import Size, TextTogether
+from laconic.lab.lstm_together import TextTogether
+from laconic.lab.models.awd import AWD, Drops
 from laconic.lab.models.lstm import LSTM
 from laconic.lab.models.resnet import ResNet
 from laconic.lab.resnet_together import PicturesTogether
 from laconic.lab.tasks.vision import PictureBatch
+from laconic.lab.text_drops import drawn
 
 RANKS, STREAMS, LENGTH, WORDS, WIDTH = 3, 2, 5, 11, 6
 
@@ -27,8 +29,18 @@ def _models(*, same: bool, tied: bool, dropout: float = 0.0) -> list[LSTM]:
     return models
 
 
-def _together(models: list[LSTM], *, same: bool) -> TextTogether:
-    return TextTogether(models, Size(ranks=RANKS, streams=STREAMS, length=LENGTH, same=same))
+def _awd(*, same: bool, tied: bool, drops: Drops) -> list[AWD]:
+    models = []
+    for rank in range(RANKS):
+        torch.manual_seed(0 if same else rank)
+        # Three layers, of which the middle one is wider.
+        sizes = {"embedding": WIDTH, "hidden": WIDTH + 2, "layers": 3}
+        models.append(AWD(WORDS, **sizes, tied=tied, drops=drops).to(torch.float64))
+    return models
+
+
+def _together(models: list[LSTM] | list[AWD], *, same: bool) -> TextTogether:
+    return TextTogether.of(models, torch.zeros(STREAMS, LENGTH), same=same)
 
 
 def _fill(together: TextTogether, seed: int) -> None:
@@ -37,10 +49,11 @@ def _fill(together: TextTogether, seed: int) -> None:
         place.copy_(torch.randint(WORDS, place.shape, generator=draw))
 
 
+@pytest.mark.parametrize("awd", [True, False])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("same", [True, False])
-def test_losses_and_gradients_are_those_of_each_rank_alone(same, tied):
-    models = _models(same=same, tied=tied)
+def test_losses_and_gradients_are_those_of_each_rank_alone(same, tied, awd):
+    models = _awd(same=same, tied=tied, drops=Drops().scaled(0)) if awd else _models(same=same, tied=tied)
     together, states = _together(models, same=same), [None] * RANKS
     for window in range(3):
         _fill(together, window)
@@ -50,6 +63,7 @@ def test_losses_and_gradients_are_those_of_each_rank_alone(same, tied):
             reading = model(together.tokens[rank], states[rank])
             states[rank] = tuple(tensor.detach() for tensor in reading.state)
             loss = functional.cross_entropy(reading.scores.flatten(0, 1), together.targets[rank].flatten())
+            loss = loss if reading.penalty is None else loss + reading.penalty
             loss.backward()
             torch.testing.assert_close(together.losses[rank], loss.detach())
             for name, parameter in model.named_parameters():
@@ -81,8 +95,9 @@ def test_dropout_is_drawn_anew_and_the_same_from_the_same_seed():
     assert not torch.equal(losses[0], losses[2])
 
 
-def test_gradients_under_dropout_are_those_of_the_loss_by_differences():
-    models = _models(same=True, tied=True, dropout=0.3)
+@pytest.mark.parametrize("awd", [True, False])
+def test_gradients_under_dropout_are_those_of_the_loss_by_differences(awd):
+    models = _awd(same=True, tied=True, drops=Drops()) if awd else _models(same=True, tied=True, dropout=0.3)
     together = _together(models, same=True)
     _fill(together, 4)
 
@@ -105,6 +120,24 @@ def test_gradients_under_dropout_are_those_of_the_loss_by_differences():
             place[at] = was
             expected = grads[name].flatten(1)[:, at]
             torch.testing.assert_close(slope, expected, rtol=1e-4, atol=1e-8, msg=f"{name} {at}")
+
+
+def test_awd_drops_words_features_and_weights_of_each_rank():
+    models = _awd(same=True, tied=True, drops=Drops())
+    together = _together(models, same=True)
+    _fill(together, 0)
+    tokens = together.tokens.transpose(1, 2)
+    left = drawn(models[0], tokens, [WIDTH, WIDTH + 2, WIDTH + 2, WIDTH], like=together.losses)
+    inputs, between, *_, output = left.signals
+    # A feature is there along a window or is not, and a word is there in a rank's window or is not.
+    assert between.shape[1] == output.shape[1] == 1
+    gone = (inputs == 0).all(-1)
+    for rank in range(RANKS):
+        for word in tokens[rank].unique():
+            assert gone[rank][tokens[rank] == word].unique().numel() == 1
+    assert not torch.equal(left.weights[0][0], left.weights[0][1])
+    shares = [float((x == 0).double().mean()) for x in left.weights]
+    assert shares == pytest.approx([0.5] * 3, abs=0.1)
 
 
 @pytest.mark.parametrize("same", [True, False])
