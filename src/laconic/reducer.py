@@ -31,7 +31,7 @@ from laconic.pace import Stopwatch
 from laconic.segments import Segments
 from laconic.state import State
 from laconic.stats import Stats
-from laconic.types import Compressor, Envelope, Momentum, Steps
+from laconic.types import Compressor, Envelope, Exchange, Momentum, Steps
 
 
 class Reducer:
@@ -73,6 +73,7 @@ class Reducer:
         self._jobs = Jobs(model, self._state.memory, dtype, bool(self._merged), self._sends_all, self._dtypes)
         self._open = self._closed = False
         self._senders: tuple[int, ...] | None = None
+        self._whole: Exchange | None = None
         self._sending = self._nodes.count
         # What the ranks of this node have told, and how many gradients wait for their mean.
         self._told, self._averaging = Told(), 0
@@ -96,11 +97,13 @@ class Reducer:
         momenta: Mapping[str, Momentum] | None = None,
         grad_scale: float = 1.0,
         senders: tuple[int, ...] | None = None,
+        whole: Exchange | None = None,
     ) -> None:
         """Open a step.
 
         ``rates`` are learning rates by parameter name, ``momenta`` what the method applies in the optimizer's
         stead, ``grad_scale`` a loss scaler's factor, ``senders`` the ranks that send (None: all); all others hear.
+        ``whole``: every entry is sent, by this exchange.
         """
         if self._open:
             raise broken_off(self.step)
@@ -108,7 +111,7 @@ class Reducer:
         self._state.memory.reclaim()
         self._before, self._told = Traffic.of(self.transport), Told()
         state, ranks = self._state, self._nodes.count
-        self._senders, self._sending = senders, ranks if senders is None else len(senders)
+        self._senders, self._sending, self._whole = senders, ranks if senders is None else len(senders), whole
         self._intake = Intake.of(
             self.method, self._model, rates or {}, momenta or {}, grad_scale=grad_scale, world_size=ranks,
             last=self._intake,
@@ -162,7 +165,7 @@ class Reducer:
         return self._state.memory.look("owed", segments, out=out)
 
     def take_outcome(self) -> Outcome:
-        """Return how the last step ended; whoever acts on a skipped one takes it off the table."""
+        """Return how the last step ended; who acts on a skipped one takes it off the table."""
         ended, self.outcome = self.outcome, replace(self.outcome, skipped=False)
         return ended
 
@@ -218,7 +221,8 @@ class Reducer:
             self.transport.start(self._exchange(job), label=what)
 
     def _exchange(self, job: Job) -> Steps:
-        segments, compressor = self._merged or job.segments, self._state.compressor(job)
+        segments = self._merged or job.segments
+        compressor = self._state.compressor(job) if self._whole is None else Dense()
         envelope = self._envelope(job, segments)
         steps = self._rounded(job, segments, compressor, envelope)
         job.mean = yield from self._state.measured(job, segments, compressor, envelope, steps)
@@ -249,10 +253,10 @@ class Reducer:
         )
 
     def _rounded(self, job: Job, segments: Segments, compressor: Compressor, envelope: Envelope) -> Steps:
-        mean = yield from raising(self.method.exchange.steps(job.x, segments, compressor, envelope), self._told)
-        if mean.finite and self.method.memory != "none":
-            mean = job.round_(mean, self._intake.factors, self._dtypes)
-        return mean
+        exchange = self._whole or self.method.exchange
+        mean = yield from raising(exchange.steps(job.x, segments, compressor, envelope), self._told)
+        remembers = mean.finite and self.method.memory != "none"
+        return job.round_(mean, self._intake.factors, self._dtypes) if remembers else mean
 
     def _settle(self) -> None:
         """Every rank has heard every rank: commit the step, or drop it."""
@@ -281,7 +285,7 @@ class Reducer:
             job.commit(self._state.memory, step=self.step, masking=self.method.masking, decay=self.method.decay)
         assert job.mean is not None
         self._state.kept |= job.mean.kept
-        if job.entered is not None:
+        if job.entered is not None and self._whole is None:
             self._state.ledger.commit(job.entered, job.mean, world_size=self._sending)
 
     def _count(self, *, finite: bool) -> None:
@@ -291,9 +295,10 @@ class Reducer:
         counters.dense_bytes += self._jobs.dense_bytes()
         for name, count in asdict(Traffic.of(self.transport) - self._before).items():
             setattr(counters, name, getattr(counters, name) + count)
-        self._state.ledger.seen = observed(
+        seen = observed(
             self._jobs.means, step=self.step + 1, numel=sum(job.segments.numel for job in jobs),
             ranks=self._sending, world_size=self._nodes.count, skipped=not finite,
         )  # fmt: skip
+        self._state.ledger.see(seen, whole=self._whole is not None)
         if finite:
             let_guard_look(self._state)

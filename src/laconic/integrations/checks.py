@@ -9,10 +9,18 @@ from collections.abc import Container
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from laconic import codecs
+from laconic.coding import Codec
 from laconic.errors import LaconicError
+from laconic.exchanges.lettering import check_codec
 from laconic.integrations.compiled import named_parameters
 from laconic.layout import is_sharded
 from laconic.method import Method
+
+EXCHANGED_TWICE = (
+    "gradients were exchanged twice without an optimizer step between, and each exchange is a step of the momentum "
+    "that laconic applies. To accumulate, use model.no_sync() in all passes but the last."
+)
 
 
 def check_arguments(model: object, optimizer: object, method: object, scaler: object) -> None:
@@ -151,6 +159,23 @@ def check_quorum(model: torch.nn.Module, method: Method) -> None:
             f"{', '.join(what for what, has in talks.items() if has)}: it talks within a round, or counts on who "
             f"was there when it began. Use celgc, local_sgd, diloco, sparseloco or spartan without."
         )
+
+
+def settling(method: Method, values: Codec | str | None) -> Codec | None:
+    """Return the codec in which ranks settle what they owe at the end; None: nothing does, or it stays owed.
+
+    Refuses methods of every step: what they owe are gradients, which only the optimizer could make a step of.
+    """
+    if values is None:
+        return None
+    if method.local is None and method.memory != "none":
+        raise ValueError(
+            f"settle={values!r} is for rounds of local steps, and {method.name} exchanges in every step. Use "
+            f"rounds, of one step if need be: laconic.celgc(1, send=laconic.{method.name}(...)), or settle=None."
+        )
+    codec = codecs.by_name(values)
+    check_codec(codec)
+    return None if method.memory == "none" else codec
 
 
 def _check_parameter(name: str, p: torch.nn.Parameter, *, sharded: bool) -> None:

@@ -14,10 +14,11 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from laconic import kernels
+from laconic.coding import Codec
 from laconic.errors import LaconicError, loss_untold
 from laconic.handshake import Identity, handshake
 from laconic.integrations.amp import Watch, guard_scaler, refuse_other_scalers, release_scaler
-from laconic.integrations.checks import refuse_newcomers
+from laconic.integrations.checks import EXCHANGED_TWICE, refuse_newcomers, settling
 from laconic.integrations.compiled import left_alone
 from laconic.integrations.momentum import MovedMomentum
 from laconic.integrations.replicas import ReplicaCheck
@@ -135,17 +136,21 @@ class Link:
         if self.rounds is not None:
             self.rounds.load_state_dict(rounds)
 
-    def finish(self) -> None:
+    def finish(self, *, settle: Codec | str | None = None) -> None:
         """Complete the round of local steps together, when this rank has no more batches.
 
         All models are equal then. Ranks may come here after unlike numbers of batches: those that come first take
-        part in the others' syncs.
-        Training may go on afterwards. Inner optimizers keep their own momentum (``optimizer_state``): to train on
-        without this link, start that anew. Methods that exchange in every step have nothing to complete.
+        part in the others' syncs. Training may go on afterwards. Inner optimizers keep their own momentum
+        (``optimizer_state``): to train on without this link, start that anew. Methods that exchange in every step
+        have nothing to complete.
+
+        ``settle="sign"`` has what ranks still owe sent too, all of it, one bit an entry (or in another codec): at
+        the end of a training, of rounds of local steps, on all ranks alike.
         """
+        codec = settling(self.method, settle)
         if self.rounds is not None:
             self._refuse_detached("finish")
-            self.rounds.finish()
+            self.rounds.finish(codec)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -238,11 +243,7 @@ class Link:
         scale = 1.0 if self.scaler is None else self.scaler.get_scale()
         momenta = None if self._moved is None else self._moved.momenta()
         if self._exchanged and self._moved is not None:
-            warnings.warn(
-                "gradients were exchanged twice without an optimizer step between, and each exchange is a step of "
-                "the momentum that laconic applies. To accumulate, use model.no_sync() in all passes but the last.",
-                stacklevel=2,
-            )
+            warnings.warn(EXCHANGED_TWICE, stacklevel=2)
         self._exchanged = True
         self.reducer.begin_step(rates=rates, momenta=momenta, grad_scale=scale)
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 
 from laconic.arguments import check_number, check_whole
+from laconic.codecs import by_name
 
 Optimizer = Literal["sgd", "adamw"]
 Schedule = Literal["constant", "linear", "cosine", "steps"]
@@ -42,6 +43,8 @@ class Training:
     """Steps in which the rate rises from nothing."""
     seed: int = 0
     """Seed of weights, split, order, dropout and augmentation."""
+    settle: str | None = None
+    """Send what ranks still owe at the end of their rounds of local steps: sign (one bit an entry), int4, exact."""
     eval_every: int | None = None
     """Steps between evaluations; by default an epoch, and at least ten evaluations."""
     log_every: int = 10
@@ -57,6 +60,8 @@ class Training:
         for name in ("epochs", "rate", "decay", "clip", "final", "momentum"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), 0.0, f"Write --{name} 0.1, say.")
+        if self.settle is not None:
+            by_name(self.settle)
         if self.momentum is not None and self.momentum >= 1:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum}. Write --momentum 0.9.")
         if self.steps is not None and self.epochs is not None:
@@ -88,6 +93,7 @@ class Course:
     seed: int
     eval_every: int
     log_every: int
+    settle: str | None = None
 
     @staticmethod
     def of(training: Training, steps_per_epoch: int) -> Course:

@@ -66,25 +66,28 @@ class Fragment:
         """The parameters that do not train any more."""
         return tuple(name for name, p in self.arena.parameters.items() if not p.requires_grad)
 
-    def step(self, mean: Tensor) -> None:
-        """Let the anchor take the outer step along the mean drift, but for what is frozen."""
+    def step(self, mean: Tensor, *, gathers: bool = True) -> None:
+        """Let the anchor take the outer step along the mean drift, but for what is frozen.
+
+        Where it does not ``gather`` speed, velocity is neither used nor changed.
+        """
         still = self.arena.segments.among(self.frozen()).views(self.anchor)
         before = [view.clone() for view in still]
-        self._step(mean)
+        self._step(mean, self.velocity if gathers else None)
         for view, was in zip(still, before, strict=True):
             view.copy_(was)
 
-    def _step(self, mean: Tensor) -> None:
+    def _step(self, mean: Tensor, velocity: Tensor | None) -> None:
         outer = self._outer
-        if self.velocity is None:
+        if velocity is None:
             self.anchor.sub_(mean, alpha=outer.rate)
             return
-        self.velocity.mul_(outer.momentum).add_(mean)
+        velocity.mul_(outer.momentum).add_(mean)
         if outer.nesterov:
             self.anchor.sub_(mean, alpha=outer.rate)
-            self.anchor.sub_(self.velocity, alpha=outer.rate * outer.momentum)
+            self.anchor.sub_(velocity, alpha=outer.rate * outer.momentum)
         else:
-            self.anchor.sub_(self.velocity, alpha=outer.rate)
+            self.anchor.sub_(velocity, alpha=outer.rate)
 
     def restart(self, *, mix: float) -> None:
         """Move the parameters to where this rank begins, or a part of the way."""

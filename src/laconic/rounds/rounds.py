@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from laconic.coding import Codec
 from laconic.collectives import Traffic, Transport
 from laconic.errors import loss_untold
 from laconic.holding import ALONE, Holding
@@ -155,10 +156,11 @@ class Rounds:
                 now.reach += length
             (self.on_tick or self.tick)()
 
-    def finish(self) -> None:
+    def finish(self, settle: Codec | None = None) -> None:
         """Complete the round together: return when every rank has come here, with all models equal.
 
-        Ranks that come first take part in the others' syncs, standing still, until these come too.
+        Ranks that come first take part in the others' syncs, standing still, until these come too. Then all
+        ``settle`` what they owe, in this codec; None: it stays owed.
         """
         self._ends, averaged = True, self.every_step
         try:
@@ -171,6 +173,8 @@ class Rounds:
                 self._care.see_to()
             else:
                 self._finish_rounds()
+                if settle is not None:
+                    self._sync.settle(settle)
         finally:
             self._ends = False
 

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from laconic.coding import Codec
 from laconic.errors import GroupError
+from laconic.exchanges import GatherMean
 from laconic.holding import Holding
 from laconic.local import LocalSteps
 from laconic.local.periods import RoundSeen
@@ -93,9 +95,7 @@ class Sync:
         if agreed.all_end and not any(agreed.worked):
             # Nobody has taken a step since the last sync.
             return agreed
-        # What was frozen since must not move: what it owes waits, as at rate 0.
-        frozen = {name: 0.0 for f in self.fragments for name in f.frozen()}
-        self._reducer.begin_step(rates=frozen, senders=senders)
+        self._reducer.begin_step(rates=self._still(), senders=senders)
         talking = self._ranks if senders is None else len(senders)
         for i in range(len(self.fragments)) if agreed.all_end else [index]:
             fragment, worked = self.fragments[i], agreed.worked[i]
@@ -106,6 +106,31 @@ class Sync:
             fragment.flying, fragment.worked = True, False
             self.flying.append(fragment)
         return agreed
+
+    def settle(self, values: Codec) -> None:
+        """Have all that ranks owe sent at once, after the last sync, and let the anchors take it; all begin there.
+
+        What values lose by being rounded stays owed.
+        """
+        owed = [self._reducer.owed(f.arena.segments, out=f.begin) for f in self.fragments]
+        norms = self._meeting.table([float(sum(torch.linalg.vector_norm(each) for each in owed))], "what ranks owe")
+        if not any(norm for (norm,) in norms):
+            return
+        self._reducer.begin_step(rates=self._still(), whole=GatherMean(values=values))
+        for fragment in self.fragments:
+            self._reducer.begin(fragment.drift.zero_(), fragment.arena.segments)
+        self.arrive()
+        poisoned, self._poisoned = self._poisoned, False
+        for fragment in self.fragments:
+            if not poisoned:
+                # Without momentum: this is the end of a walk, not a direction to gather speed in.
+                fragment.step(fragment.drift, gathers=False)
+            fragment.holds = fragment.knows_begin = False
+            fragment.restart(mix=0.0)
+
+    def _still(self) -> dict[str, float]:
+        """What was frozen since must not move: what it owes waits, as at rate 0."""
+        return {name: 0.0 for f in self.fragments for name in f.frozen()}
 
     def work(self) -> None:
         """Note that this rank has attempted a step."""

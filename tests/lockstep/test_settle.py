@@ -1,0 +1,145 @@
+"""What ranks still owe at the end, sent at once: the model gets it, and nothing is lost or owed but rounding."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+import laconic
+from laconic.codecs import by_name
+from laconic.integrations.checks import settling
+from lockstep.locals import Point, Rank, close, drawn, run, sgd
+
+SOME = laconic.topk(0.25, memory="update", whole_below=0)
+WHOLE = laconic.topk(0.25, memory="update", whole_below=0, scope="model", values="sign", exchange="led")
+METHODS = {
+    "plain": laconic.celgc(3, send=SOME),
+    "every step": laconic.celgc(1, send=SOME),
+    "ahead": laconic.celgc(3, restart=None, send=SOME),
+    "outer": laconic.celgc(3, outer_rate=0.7, outer_momentum=0.6, restart=0.5, send=SOME),
+    "led": laconic.celgc(2, outer_momentum=0.6, restart=None, send=WHOLE),
+    "fragments": laconic.diloco(6, fragments=2, delay=1, mix=0.5, send=SOME),
+    "sample": laconic.celgc(3, participants=2, send=SOME),
+    "sparseloco": laconic.sparseloco(3, k=2, chunk=4),
+    "sdagc": laconic.celgc(2, send=laconic.sdagc(momentum=False)),
+}
+
+
+def _settled(rank: Rank, values: str):
+    drawn(rank, range(7 + rank.rank))
+    rank.rounds.finish()
+    seen = rank.stats
+    before, owed, speed = rank.anchor, rank.owed, [f.velocity for f in rank.rounds._sync.fragments]
+    speed = [None if v is None else v.clone() for v in speed]
+    rank.rounds.finish(by_name(values))
+    for f, was in zip(rank.rounds._sync.fragments, speed, strict=True):
+        assert was is None or torch.equal(f.velocity, was)
+    assert torch.equal(rank.x, rank.anchor)
+    # How much the method sends is told of its own syncs; bytes are those of all.
+    assert rank.stats.density == seen.density
+    assert [layer.density for layer in rank.stats.layers] == [layer.density for layer in seen.layers]
+    assert rank.stats.wire_bytes > seen.wire_bytes
+    return before - rank.anchor, owed, rank.owed, rank.x
+
+
+@pytest.mark.parametrize("values", ["exact", "sign", "int4"])
+@pytest.mark.parametrize("name", METHODS)
+def test_the_model_takes_the_mean_of_what_is_owed_less(name, values):
+    method = METHODS[name]
+    ranks = run(method, 3, partial(_settled, values=values), make=sgd(0.1))
+    for _, _, _, x in ranks:
+        assert torch.equal(x, ranks[0][3])
+    rate = method.local.outer.rate
+    moved = ranks[0][0]
+    assert moved.norm() > 0
+    # What is left fades as ever.
+    paid = sum(before - after / method.decay for _, before, after, _ in ranks) / 3
+    # Sums of entries of the anchor's size lose digits.
+    close(moved, rate * paid, 1e-9)
+    for _, before, after, _ in ranks:
+        assert before.norm() > 0
+        assert after.norm() < before.norm()
+        if values == "exact":
+            assert not after.any()
+
+
+def test_with_one_bit_an_entry_it_costs_an_eighth_of_a_byte_an_entry():
+    def job(rank: Rank):
+        drawn_before = rank.stats
+        rank.follow(torch.linspace(-1, 1, 4096))
+        rank.rounds.finish()
+        synced = rank.stats.wire_bytes
+        rank.rounds.finish(by_name("sign"))
+        assert drawn_before.wire_bytes == 0
+        return rank.stats.wire_bytes - synced
+
+    method = laconic.celgc(1, send=laconic.topk(0.01, memory="update", scope="model", values="sign"))
+    said = run(method, 2, job, model=Point(4096))
+    # Beside header, scale, and a table by which ranks see that somebody owes something.
+    assert said[0] == said[1]
+    assert 4096 / 8 < said[0] < 4096 / 8 + 400
+
+
+def test_where_nobody_owes_anything_nothing_is_sent_but_a_number():
+    def job(rank: Rank):
+        drawn(rank, range(4))
+        rank.rounds.finish(by_name("exact"))
+        settled, x = rank.stats.wire_bytes, rank.x
+        rank.rounds.finish(by_name("exact"))
+        assert torch.equal(rank.x, x)
+        return rank.stats.wire_bytes - settled
+
+    # The tables of finish itself are not of the rest.
+    def plain(rank: Rank):
+        drawn(rank, range(4))
+        rank.rounds.finish()
+        before = rank.stats.wire_bytes
+        rank.rounds.finish()
+        return rank.stats.wire_bytes - before
+
+    more = run(METHODS["plain"], 2, job)[0] - run(METHODS["plain"], 2, plain)[0]
+    assert 0 < more <= 32
+
+
+def test_what_is_frozen_stays_where_it_is_and_owed():
+    def job(rank: Rank):
+        drawn(rank, range(6))
+        rank.rounds.finish()
+        owed, x = rank.owed[:3], rank.x[:3]
+        rank.model.x[0].requires_grad_(False)
+        rank.rounds.finish(by_name("exact"))
+        assert torch.equal(rank.x[:3], x)
+        assert torch.equal(rank.owed[:3], owed)
+        assert owed.any()
+        return rank.owed[3:]
+
+    assert not any(rest.any() for rest in run(METHODS["ahead"], 2, job))
+
+
+def test_training_goes_on_after_it():
+    def job(rank: Rank, *, resumes: bool):
+        drawn(rank, range(4))
+        rank.rounds.finish(by_name("sign"))
+        if resumes:
+            rank.load(rank.save())
+        drawn(rank, range(4, 11))
+        rank.rounds.finish()
+        return rank.x
+
+    straight, resumed = (run(METHODS["outer"], 3, partial(job, resumes=again)) for again in (False, True))
+    assert all(torch.equal(x, straight[0]) for x in [*straight, *resumed])
+
+
+@pytest.mark.parametrize("method", [laconic.dense(), laconic.parallel_clip(1.0), laconic.celgc(4)], ids=repr)
+def test_methods_that_never_owe_have_nothing_to_settle(method):
+    assert settling(method, "sign") is None
+
+
+def test_methods_of_every_step_say_what_to_use():
+    with pytest.raises(ValueError, match=r"laconic\.celgc\(1, send=laconic\.topk"):
+        settling(laconic.topk(0.01), "sign")
+    with pytest.raises(ValueError, match="values must be one of"):
+        settling(METHODS["plain"], "int3")
+    assert settling(METHODS["plain"], None) is None
