@@ -146,8 +146,8 @@ ANOTHER_WAY = {
 }
 
 
-# Whether what comes late is made up for in a longer training, for the goal of 10,000x. At the end what is still owed
-# is sent too, a bit an entry; with more dropped, for in 30 epochs the model learns its text by heart.
+# Whether what comes late is made up for in a longer training, for the goal of 10,000x. At the end what is still
+# owed is sent too, a bit an entry. With more dropped, for in 30 epochs the model learns its text by heart.
 def few(density: float) -> tuple[float, laconic.Method]:
     """Return a rate and the fewest bytes that nearly hold: ranks take turns in rounds of four steps."""
     return 20.0, ahead(topk(density, exchange="led"), 4, **TIGHT, **LONG)

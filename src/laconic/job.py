@@ -11,10 +11,10 @@ from torch.futures import Future
 
 from laconic import kernels
 from laconic.averaging import add_mean_, dense
-from laconic.ledger import Entered
+from laconic.ledger import Entered, observed
 from laconic.memory import Memory, lie_alike
 from laconic.segments import Segment, Segments
-from laconic.types import Gathered, Mean
+from laconic.types import Gathered, Mean, Observation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,17 +238,18 @@ class Jobs:
 
     def _whole_of(self, grad: Tensor, segments: Segments) -> Job:
         # In place, as a bucket is, where one has all there is.
-        if (
-            not self.items
-            and self._in_place(grad)
-            and grad.numel() == segments.numel
-            and self.memory.is_all(segments)
-        ):
+        close = self._in_place(grad) and grad.numel() == segments.numel
+        if not self.items and close and self.memory.is_all(segments):
             self.items.append(Job(grad, self.model))
         return self.whole_job()
 
     def _in_place(self, grad: Tensor) -> bool:
         return self.sends_all or grad.dtype == self.dtype
+
+    def observed(self, step: int, *, ranks: int, world_size: int, skipped: bool) -> Observation:
+        """Return what all ranks agree on of this step, of which ``step`` are over then."""
+        numel = sum(job.segments.numel for job in self.items)
+        return observed(self.means, step=step, numel=numel, ranks=ranks, world_size=world_size, skipped=skipped)
 
     def whole_job(self) -> Job:
         """Return the one job of the whole model."""

@@ -24,7 +24,6 @@ from laconic.errors import LaconicError, broken_off
 from laconic.holding import ALONE, Holding
 from laconic.intake import Intake
 from laconic.job import Job, Jobs, Outcome, Part
-from laconic.ledger import observed
 from laconic.method import Method
 from laconic.nodes import Nodes, Told, raising
 from laconic.pace import Stopwatch
@@ -71,10 +70,9 @@ class Reducer:
         )  # fmt: skip
         self._merged = model.merged() if method.scope == "model" else None
         self._jobs = Jobs(model, self._state.memory, dtype, bool(self._merged), self._sends_all, self._dtypes)
-        self._open = self._closed = False
+        self._open = self._closed = self._whole = False
         self._senders: tuple[int, ...] | None = None
-        self._whole: Exchange | None = None
-        self._sending = self._nodes.count
+        self._sending, self._carrier = self._nodes.count, method.exchange
         # What the ranks of this node have told, and how many gradients wait for their mean.
         self._told, self._averaging = Told(), 0
         self._before = Traffic.of(transport)
@@ -111,7 +109,8 @@ class Reducer:
         self._state.memory.reclaim()
         self._before, self._told = Traffic.of(self.transport), Told()
         state, ranks = self._state, self._nodes.count
-        self._senders, self._sending, self._whole = senders, ranks if senders is None else len(senders), whole
+        self._senders, self._sending = senders, ranks if senders is None else len(senders)
+        self._whole, self._carrier = whole is not None, whole or self.method.exchange
         self._intake = Intake.of(
             self.method, self._model, rates or {}, momenta or {}, grad_scale=grad_scale, world_size=ranks,
             last=self._intake,
@@ -222,7 +221,7 @@ class Reducer:
 
     def _exchange(self, job: Job) -> Steps:
         segments = self._merged or job.segments
-        compressor = self._state.compressor(job) if self._whole is None else Dense()
+        compressor = Dense() if self._whole else self._state.compressor(job)
         envelope = self._envelope(job, segments)
         steps = self._rounded(job, segments, compressor, envelope)
         job.mean = yield from self._state.measured(job, segments, compressor, envelope, steps)
@@ -253,8 +252,7 @@ class Reducer:
         )
 
     def _rounded(self, job: Job, segments: Segments, compressor: Compressor, envelope: Envelope) -> Steps:
-        exchange = self._whole or self.method.exchange
-        mean = yield from raising(exchange.steps(job.x, segments, compressor, envelope), self._told)
+        mean = yield from raising(self._carrier.steps(job.x, segments, compressor, envelope), self._told)
         remembers = mean.finite and self.method.memory != "none"
         return job.round_(mean, self._intake.factors, self._dtypes) if remembers else mean
 
@@ -285,20 +283,17 @@ class Reducer:
             job.commit(self._state.memory, step=self.step, masking=self.method.masking, decay=self.method.decay)
         assert job.mean is not None
         self._state.kept |= job.mean.kept
-        if job.entered is not None and self._whole is None:
+        if job.entered is not None and not self._whole:
             self._state.ledger.commit(job.entered, job.mean, world_size=self._sending)
 
     def _count(self, *, finite: bool) -> None:
         """Add the step up, and let the guard look."""
-        counters, jobs = self._state.counters, self._jobs.items
+        counters = self._state.counters
         counters.skipped_steps += not finite
         counters.dense_bytes += self._jobs.dense_bytes()
         for name, count in asdict(Traffic.of(self.transport) - self._before).items():
             setattr(counters, name, getattr(counters, name) + count)
-        seen = observed(
-            self._jobs.means, step=self.step + 1, numel=sum(job.segments.numel for job in jobs),
-            ranks=self._sending, world_size=self._nodes.count, skipped=not finite,
-        )  # fmt: skip
-        self._state.ledger.see(seen, whole=self._whole is not None)
+        talk = {"ranks": self._sending, "world_size": self._nodes.count}
+        self._state.ledger.see(self._jobs.observed(self.step + 1, **talk, skipped=not finite), whole=self._whole)
         if finite:
             let_guard_look(self._state)

@@ -139,10 +139,9 @@ class Link:
     def finish(self, *, settle: Codec | str | None = None) -> None:
         """Complete the round of local steps together, when this rank has no more batches.
 
-        All models are equal then. Ranks may come here after unlike numbers of batches: those that come first take
-        part in the others' syncs. Training may go on afterwards. Inner optimizers keep their own momentum
-        (``optimizer_state``): to train on without this link, start that anew. Methods that exchange in every step
-        have nothing to complete.
+        All models are equal then. Ranks may come after unlike numbers of batches: who comes first takes part in the
+        others' syncs. Training may go on. Inner optimizers keep their own momentum (``optimizer_state``): to train
+        on without this link, start that anew. Methods that exchange in every step have nothing to complete.
 
         ``settle="sign"`` has what ranks still owe sent too, all of it, one bit an entry (or in another codec): at
         the end of a training, of rounds of local steps, on all ranks alike.

@@ -93,7 +93,7 @@ class Course:
     seed: int
     eval_every: int
     log_every: int
-    settle: str | None = None
+    settle: str = ""
 
     @staticmethod
     def of(training: Training, steps_per_epoch: int) -> Course:

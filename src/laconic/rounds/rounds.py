@@ -1,8 +1,7 @@
 """Rounds of local steps on one rank: the counting, the syncs, and the end of ranks that have fewer batches.
 
-Ranks count attempts, not steps: a step that a loss scaler skips counts, and so no rank comes to a sync earlier than
-another. Every sync begins with a table of numbers that all ranks see, so that a rank which has come to the end of
-its batches can go on taking part until all have.
+Attempts are counted, not steps: one that a loss scaler skips makes no rank come later to a sync. Every sync begins
+with a table that all ranks see, so that a rank at the end of its batches can go on taking part until all are.
 """
 
 from __future__ import annotations
@@ -71,8 +70,7 @@ class Rounds:
         self._before: Tensor | None = None
         self._agreed: Agreed | None = None
         self.after_round: Callable[[], None] = lambda: None
-        # In the place of ``tick``, for one who decides with whom to talk.
-        self.on_tick: Callable[[], None] | None = None
+        self.on_tick: Callable[[], None] | None = None  # In the place of ``tick``: who decides with whom to talk.
 
     def begin(self) -> None:
         """Take the parameters as they now are, equal on all ranks, for the anchor."""
@@ -159,8 +157,7 @@ class Rounds:
     def finish(self, settle: Codec | None = None) -> None:
         """Complete the round together: return when every rank has come here, with all models equal.
 
-        Ranks that come first take part in the others' syncs, standing still, until these come too. Then all
-        ``settle`` what they owe, in this codec; None: it stays owed.
+        Who comes first takes part in others' syncs, standing still. All then ``settle`` what they owe, in a codec.
         """
         self._ends, averaged = True, self.every_step
         try:
@@ -173,8 +170,7 @@ class Rounds:
                 self._care.see_to()
             else:
                 self._finish_rounds()
-                if settle is not None:
-                    self._sync.settle(settle)
+                self._sync.settle(settle)
         finally:
             self._ends = False
 

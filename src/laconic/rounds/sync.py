@@ -107,11 +107,13 @@ class Sync:
             self.flying.append(fragment)
         return agreed
 
-    def settle(self, values: Codec) -> None:
+    def settle(self, values: Codec | None) -> None:
         """Have all that ranks owe sent at once, after the last sync, and let the anchors take it; all begin there.
 
-        What values lose by being rounded stays owed.
+        What values lose by being rounded stays owed; None: all of it does.
         """
+        if values is None:
+            return
         owed = [self._reducer.owed(f.arena.segments, out=f.begin) for f in self.fragments]
         norms = self._meeting.table([float(sum(torch.linalg.vector_norm(each) for each in owed))], "what ranks owe")
         if not any(norm for (norm,) in norms):
