@@ -58,7 +58,7 @@ class TablePlots:
     def draw(self) -> list[Path]:
         """Draw all; return what was written."""
         groups = grouped(json.loads(self.result.read_text())["runs"])
-        written = []
+        written, unscored = [], list[str]()
         for group, runs in groups.items():
             names = [name for name in ([self.parent] if self.parent else PARENTS) if name in runs]
             if not names:
@@ -66,7 +66,8 @@ class TablePlots:
                                  f"against, only {', '.join(runs)}. Write --parent and one of them.")  # fmt: skip
             shown = Shown(parent=names[0], summaries=tuple(summed_up(runs, names[0])), title=group)
             if all(summary.gap is None for summary in shown.summaries):
-                raise SystemExit(f"{group}: {names[0]} has no score. Run it to its end, or write another --parent.")
+                unscored.append(f"{group}: {names[0]} has no score. Run it to its end, or write another --parent.")
+                continue
             chosen = shown.chosen(self.rows)
             start = f"{self.out}-{re.sub(r'[^a-z0-9]+', '-', group.lower())}" if len(groups) > 1 else str(self.out)
             figures = {"frontier": _frontier(shown)} | {kind: _course(shown, chosen, kind) for kind in COURSES}
@@ -75,6 +76,9 @@ class TablePlots:
                     print(f"no {kind}: none of {', '.join(s.name for s in chosen)} has it", file=sys.stderr)
                 else:
                     written.append(_saved(figure, Path(f"{start}-{kind}.svg")))
+        if unscored and not written:
+            raise SystemExit("\n".join(unscored))
+        print(*unscored, sep="\n", file=sys.stderr)
         return written
 
 

@@ -140,6 +140,6 @@ def test_methods_that_never_owe_have_nothing_to_settle(method):
 def test_methods_of_every_step_say_what_to_use():
     with pytest.raises(ValueError, match=r"laconic\.celgc\(1, send=laconic\.topk"):
         settling(laconic.topk(0.01), "sign")
-    with pytest.raises(ValueError, match="values must be one of"):
+    with pytest.raises(ValueError, match="settle must be"):
         settling(METHODS["plain"], "int3")
     assert settling(METHODS["plain"], None) is None

@@ -10,6 +10,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from laconic import codecs
+from laconic.arguments import check_choice
 from laconic.coding import Codec
 from laconic.errors import LaconicError
 from laconic.exchanges.lettering import check_codec
@@ -173,6 +174,8 @@ def settling(method: Method, values: Codec | str | None) -> Codec | None:
             f"settle={values!r} is for rounds of local steps, and {method.name} exchanges in every step. Use "
             f"rounds, of one step if need be: laconic.celgc(1, send=laconic.{method.name}(...)), or settle=None."
         )
+    if isinstance(values, str):
+        check_choice("settle", values, tuple(codecs.WORDS))
     codec = codecs.by_name(values)
     check_codec(codec)
     return None if method.memory == "none" else codec

@@ -45,6 +45,9 @@ def backward_(
 ) -> None:
     """Do what ``lstm_cells.backward_`` says; cells lie alike, and so do gates and those of the token after."""
     groups, columns, width = carried.shape
+    if later is not None and groups == 1:
+        # One matrix has too few columns for programs of this kind: libraries cut it in both directions.
+        above, later = torch.baddbmm(above, later, recurrent), None
     _backward[_grid(groups, columns, width)](
         gates, gates if later is None else later, recurrent, before, after, above, carried, gates.stride(0),
         gates.stride(1), recurrent.stride(0), after.stride(0), above.stride(0), columns, WIDTH=width,

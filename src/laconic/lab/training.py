@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import torch
 
-from laconic.arguments import check_number, check_whole
-from laconic.codecs import by_name
+from laconic.arguments import check_choice, check_number, check_whole
+from laconic.codecs import WORDS
 
 Optimizer = Literal["sgd", "adamw"]
 Schedule = Literal["constant", "linear", "cosine", "steps"]
@@ -61,7 +61,7 @@ class Training:
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), 0.0, f"Write --{name} 0.1, say.")
         if self.settle is not None:
-            by_name(self.settle)
+            check_choice("settle", self.settle, tuple(WORDS))
         if self.momentum is not None and self.momentum >= 1:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum}. Write --momentum 0.9.")
         if self.steps is not None and self.epochs is not None:

@@ -192,7 +192,7 @@ def test_pictures_are_well_formed_with_a_dot_a_row_and_a_line_a_chosen_row(bench
         assert (dots, lines) == ((6, 0) if one == drawn[0] else (0, 3))
 
 
-def test_a_parent_or_row_that_is_not_there_is_refused(benchmark, tmp_path):
+def test_a_parent_or_row_that_is_not_there_is_refused(benchmark, tmp_path, capsys):
     path = tmp_path / "result.json"
     path.write_text(json.dumps({"runs": [_run("topk", 80.0), _diverged("dgc")]}))
     plots = benchmark("table_plots")
@@ -200,5 +200,12 @@ def test_a_parent_or_row_that_is_not_there_is_refused(benchmark, tmp_path):
         plots.TablePlots(result=path, out=tmp_path / "some").draw()
     with pytest.raises(SystemExit, match="dgc has no score"):
         plots.TablePlots(result=path, out=tmp_path / "some", parent="dgc").draw()
+    # A group that was stopped early is told of, and others are drawn.
+    stopped = _run("dense", 90.0) | {"group": "later", "stopped": True}
+    path.write_text(json.dumps({"runs": [_run("dense", 80.0), _run("topk", 80.0), stopped]}))
+    drawn = plots.TablePlots(result=path, out=tmp_path / "two").draw()
+    assert {one.name.rpartition("-")[0] for one in drawn} == {"two-ptb"}
+    assert "later: dense has no score" in capsys.readouterr().err
+    path.write_text(json.dumps({"runs": [_run("topk", 80.0), _diverged("dgc")]}))
     with pytest.raises(SystemExit, match="rows must be of ptb: topk, dgc; got led"):
         plots.TablePlots(result=path, out=tmp_path / "some", parent="topk", rows=("led",)).draw()
