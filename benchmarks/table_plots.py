@@ -78,7 +78,8 @@ class TablePlots:
                     written.append(_saved(figure, Path(f"{start}-{kind}.svg")))
         if unscored and not written:
             raise SystemExit("\n".join(unscored))
-        print(*unscored, sep="\n", file=sys.stderr)
+        for group_told in unscored:
+            print(group_told, file=sys.stderr)
         return written
 
 
