@@ -101,3 +101,25 @@ def test_a_rank_that_has_gone_does_not_pull_the_mean(pool):
     assert syncs == others_syncs
     for mine, mean in zip(own, end, strict=True):
         torch.testing.assert_close(mean, mine, rtol=1e-5, atol=1e-6)
+
+
+def _settled(group, kind):
+    model, optimizer, _ = build(group, kind, None)
+    send = laconic.topk(0.05, memory="update", whole_below=0, scope="model", exchange="led", values="sign")
+    with attach(model, optimizer, laconic.celgc(2, restart=None, send=send), group) as link:
+        train(model, optimizer, group, range(5))
+        link.finish()
+        owing = link.stats
+        link.finish(settle="sign")
+        settled = link.stats
+    return digest(weights(model)), owing.owed_norm, settled.owed_norm, settled.wire_bytes - owing.wire_bytes
+
+
+@pytest.mark.parametrize("kind", ["ddp", "plain"])
+def test_what_is_owed_at_the_end_is_sent_and_models_stay_equal(pool, kind):
+    ranks = pool.run(3, _settled, kind)
+    assert len({weights for weights, *_ in ranks}) == 1
+    assert len({sent for *_, sent in ranks}) == 1
+    for _, owing, settled, sent in ranks:
+        assert 0 < settled < owing
+        assert sent > 0

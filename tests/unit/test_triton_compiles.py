@@ -50,10 +50,10 @@ for seed in (None, 1):
     cuda.coding.quantise_line(x[:75].double(), ends, x[:4].view(2, 2).double(), bits=4, seed=seed)
 for form in (Form(kind="line", bits=4), Form(kind="table", bits=4)):
     cuda.coding.dequantise(rows[0, :75], ends, x[: 2 * form.numbers].view(2, -1), form)
-# The laboratory's cells have one type.
+# The laboratory's cells have one type of numbers.
 from laconic.lab import lstm_cells_cuda as cells
 gates, states, weights = (torch.zeros(2, 3, 5, n) for n in (80, 20, 20 * 16))
-for precision in ("high", "highest"):
+for precision in ("high", "highest") if dtype == torch.float32 else ():
     torch.set_float32_matmul_precision(precision)
     recurrent = weights[:, 0].view(2, 80, 20)
     cells.forward_(gates[:, 0], states[:, 0], recurrent, states[:, 0], states[:, 1], states[:, 1])
@@ -105,9 +105,7 @@ def test_every_kernel_compiles_for_a_gpu_that_is_not_here(dtype):
         "statistics",
         "quantise",
         "dequantise",
-        "_forward",
-        "_backward",
-    } <= names
+    } | ({"_forward", "_backward"} if dtype == "float32" else set()) <= names
     assert all(int(size) > 0 for _, size, _ in kernels)
     # A product and a sum made one would round once where the definition rounds twice.
     assert [name for name, _, fused in kernels if int(fused) and name not in ("_forward", "_backward")] == []
