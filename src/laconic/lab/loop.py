@@ -99,8 +99,9 @@ class Loop:
             # A plain module's gradients are the mean once the link's hook has run, which is before this one; the
             # weight decay of a method that owns momentum is in them by then, and clipped with them.
             self.optimizer.register_step_pre_hook(lambda *_: self._clip())
-        # Before the training, not at its end.
-        settling(method, course.settle or None)
+        self._settle = None if course.settle == "none" else course.settle
+        # Refused before the training, not at its end.
+        settling(method, self._settle)
         self.step, self.totals = 0, Totals()
         self.meter = Meter(place.device, self.totals, self.ways.clock)
         self._look_every = 1
@@ -126,7 +127,7 @@ class Loop:
             self._train_step(meter, ahead)
             if self.step == course.steps:
                 # Rounds of local steps end with the run: all ranks have one model then.
-                self.link.finish(settle=course.settle or None)
+                self.link.finish(settle=self._settle)
             at_end, log = self.step == course.steps, self.step % course.log_every == 0
             evaluate = at_end or self.step % course.eval_every == 0
             look = evaluate or log or self.step - looked >= self._look_every

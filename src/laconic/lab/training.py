@@ -43,8 +43,8 @@ class Training:
     """Steps in which the rate rises from nothing."""
     seed: int = 0
     """Seed of weights, split, order, dropout and augmentation."""
-    settle: str | None = None
-    """Send what ranks still owe at the end of their rounds of local steps: sign (one bit an entry), int4, exact."""
+    settle: str = "none"
+    """How what ranks owe at the end of rounds of local steps is sent: none, sign (a bit an entry), int4, exact."""
     eval_every: int | None = None
     """Steps between evaluations; by default an epoch, and at least ten evaluations."""
     log_every: int = 10
@@ -60,8 +60,7 @@ class Training:
         for name in ("epochs", "rate", "decay", "clip", "final", "momentum"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), 0.0, f"Write --{name} 0.1, say.")
-        if self.settle is not None:
-            check_choice("settle", self.settle, tuple(WORDS))
+        check_choice("settle", self.settle, ("none", *WORDS))
         if self.momentum is not None and self.momentum >= 1:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum}. Write --momentum 0.9.")
         if self.steps is not None and self.epochs is not None:
@@ -93,7 +92,7 @@ class Course:
     seed: int
     eval_every: int
     log_every: int
-    settle: str = ""
+    settle: str = "none"
 
     @staticmethod
     def of(training: Training, steps_per_epoch: int) -> Course:
