@@ -116,7 +116,8 @@ class Reducer:
             last=self._intake,
         )  # fmt: skip
         state.ledger.begin(self._intake.units)
-        state.tuner, state.setting = self.method.tuner.update(state.tuner, state.ledger.seen, state.setting)
+        if not self._whole:
+            state.tuner, state.setting = self.method.tuner.update(state.tuner, state.ledger.seen, state.setting)
 
     def begin(self, grad: Tensor, segments: Segments, *, notes: Tensor | None = None) -> Future[Tensor]:
         """Take a bucket over and start its exchange; the future hands ``grad`` back, holding the mean."""
@@ -220,7 +221,8 @@ class Reducer:
             self.transport.start(self._exchange(job), label=what)
 
     def _exchange(self, job: Job) -> Steps:
-        segments = self._merged or job.segments
+        # Of all entries together the small parameters' are smaller than any one scale could say.
+        segments = job.segments if self._whole else self._merged or job.segments
         compressor = Dense() if self._whole else self._state.compressor(job)
         envelope = self._envelope(job, segments)
         steps = self._rounded(job, segments, compressor, envelope)
@@ -238,18 +240,11 @@ class Reducer:
             # No digest is below 0: where ranks of this node are unlike, every other node is to notice.
             rates=self._intake.digest if self._told.unlike is None else -1,
             finite=job.finite,
-            notes=job.notes,
-            rooms=rooms,
-            fresh=state.fresh(job, merged=self._merged is not None),
-            loss=self.loss,
-            alarmed=state.alarm.raised,
-            pace=self._watch.pace,
+            notes=job.notes, rooms=rooms, fresh=state.fresh(job, merged=self._merged is not None),
+            loss=self.loss, alarmed=state.alarm.raised, pace=self._watch.pace,
             spectrum=state.gauge.spectrum(job, segments, state.setting, step=self.step, rooms=rooms),
-            change=state.gauge.told,
-            senders=self._senders,
-            rank=self.transport.rank,
-            kept=state.kept,
-        )
+            change=state.gauge.told, senders=self._senders, rank=self.transport.rank, kept=state.kept,
+        )  # fmt: skip
 
     def _rounded(self, job: Job, segments: Segments, compressor: Compressor, envelope: Envelope) -> Steps:
         mean = yield from raising(self._carrier.steps(job.x, segments, compressor, envelope), self._told)
@@ -262,7 +257,8 @@ class Reducer:
         finite = all(mean.finite for mean in means)
         # A dense gradient never left the caller's units.
         factors = {} if self._sends_all else self._intake.factors
-        self._state.gauge.look(jobs if finite else [], rank=self._nodes.own)
+        if not self._whole:
+            self._state.gauge.look(jobs if finite else [], rank=self._nodes.own)
         for job in jobs:
             if finite:
                 self._commit(job)

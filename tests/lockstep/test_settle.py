@@ -9,6 +9,7 @@ import torch
 
 import laconic
 from laconic.codecs import by_name
+from laconic.errors import GroupError
 from laconic.integrations.checks import settling
 from lockstep.locals import Point, Rank, close, drawn, run, sgd
 
@@ -130,6 +131,36 @@ def test_training_goes_on_after_it():
 
     straight, resumed = (run(METHODS["outer"], 3, partial(job, resumes=again)) for again in (False, True))
     assert all(torch.equal(x, straight[0]) for x in [*straight, *resumed])
+
+
+@pytest.mark.parametrize(
+    ("words", "who"), [(("sign", "exact", "sign"), r"\[1\]"), ((None, "sign", "sign"), r"\[1, 2\]")]
+)
+def test_ranks_that_settle_in_unlike_ways_say_so_on_every_rank(words, who):
+    def job(rank: Rank):
+        drawn(rank, range(4))
+        word = words[rank.rank]
+        with pytest.raises(GroupError, match=rf"ranks {who} settle what they owe.*same settle= on every rank"):
+            rank.rounds.finish(None if word is None else by_name(word))
+        return True
+
+    assert run(METHODS["plain"], 3, job) == [True] * 3
+
+
+def test_small_parameters_are_settled_by_a_scale_of_their_own():
+    """One scale over the whole model made of small debts what large ones were."""
+    loud, quiet = torch.full((64,), 100.0), torch.full((8,), 0.01)
+
+    def job(rank: Rank):
+        rank.follow(torch.cat([loud, quiet]))
+        rank.rounds.finish()
+        owed = rank.owed
+        assert owed[64:].abs().max() > 0
+        rank.rounds.finish(by_name("sign"))
+        assert not rank.owed[64:].any()
+
+    send = laconic.topk(1 / 72, memory="update", scope="model", values="sign", whole_below=0)
+    run(laconic.celgc(1, send=send), 2, job, model=Point(64, 8), make=sgd(0.1))
 
 
 @pytest.mark.parametrize("method", [laconic.dense(), laconic.parallel_clip(1.0), laconic.celgc(4)], ids=repr)

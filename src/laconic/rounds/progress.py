@@ -49,7 +49,7 @@ class Progress:
         self.look_bytes += sent.wire_bytes
         self.look_link_bytes += sent.link_bytes
 
-    def standing(self, *, rate: float, ends: bool) -> Standing:
+    def standing(self, *, rate: float, ends: float) -> Standing:
         """Return what the other ranks are told before a sync."""
         return Standing(
             number=self.number,

@@ -32,7 +32,7 @@ from laconic.rounds.meeting import Meeting
 from laconic.rounds.optimizer_state import rates_of
 from laconic.rounds.pace import Pace
 from laconic.rounds.progress import Progress, with_rounds
-from laconic.rounds.sync import Agreed, Sync
+from laconic.rounds.sync import Agreed, Sync, end_with
 from laconic.stats import Stats
 
 
@@ -65,8 +65,8 @@ class Rounds:
         self._care = BufferCare(module, self.meeting, ranks=self._ranks, how=self.local.buffers, holding=holding)
         self._pace = Pace(self.local.period)
         self._names = {id(p): name for name, p in parameters.items()}
-        self._now = Progress()
-        self._began = self._takes_step = self._measured = self._ends = False
+        self._now, self._ends = Progress(), 0.0
+        self._began = self._takes_step = self._measured = False
         self._before: Tensor | None = None
         self._agreed: Agreed | None = None
         self.after_round: Callable[[], None] = lambda: None
@@ -159,7 +159,7 @@ class Rounds:
 
         Who comes first takes part in others' syncs, standing still. All then ``settle`` what they owe, in a codec.
         """
-        self._ends, averaged = True, self.every_step
+        self._ends, averaged = end_with(settle), self.every_step
         try:
             while self.every_step and self._averaging.attend():
                 self._now.step += 1
@@ -172,7 +172,7 @@ class Rounds:
                 self._finish_rounds()
                 self._sync.settle(settle)
         finally:
-            self._ends = False
+            self._ends = 0.0
 
     def _catch_up(self) -> None:
         """Agree on the model that averaged gradients have led to."""

@@ -28,7 +28,7 @@ _LOOKS = -1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """What a rank tells the others before a sync: one row of the table."""
+    """What a rank tells the others before a sync: one row of the table; ``ends`` is 0 before its end."""
 
     number: float
     step: float
@@ -72,6 +72,7 @@ class Sync:
         holding: Holding,
     ) -> None:
         self._local, self._reducer, self._meeting, self._ranks = local, reducer, meeting, ranks
+        self._holding = holding
         self.fragments = [
             Fragment(Arena(part, holding), local.outer) for part in in_turn(parameters, local.fragments)
         ]
@@ -115,7 +116,9 @@ class Sync:
         if values is None:
             return
         owed = [self._reducer.owed(f.arena.segments, out=f.begin) for f in self.fragments]
-        norms = self._meeting.table([float(sum(torch.linalg.vector_norm(each) for each in owed))], "what ranks owe")
+        norm = torch.stack([torch.linalg.vector_norm(each).double() for each in owed]).sum()
+        # Where a replica is held in shards, each of them settles or none does.
+        norms = self._meeting.table([float(self._holding.sum_(norm))], "what ranks owe")
         if not any(norm for (norm,) in norms):
             return
         self._reducer.begin_step(rates=self._still(), whole=GatherMean(values=values))
@@ -231,6 +234,12 @@ class Sync:
                 f"states, or are at the syncs of unlike links. Load the checkpoint of the same step on every rank, "
                 f"call link.finish() on all of them or on none, and with several links train equally many batches."
             )
+        if all(ends) and len(set(ends)) > 1:
+            unlike = [rank for rank, end in enumerate(ends) if end != ends[0]]
+            raise GroupError(
+                f"ranks {unlike} settle what they owe at the end in another way than rank 0, or not at all. Call "
+                f"link.finish() with the same settle= on every rank."
+            )
         norm = float(torch.linalg.vector_norm(fragment.anchor)) or 1.0
         seen = RoundSeen(
             step=int(max(steps)),
@@ -254,6 +263,11 @@ class Sync:
         fragment.holds, self._began = False, share
         if share:
             fragment.hold_back(self._reducer.owed(fragment.arena.segments, out=fragment.begin), share)
+
+
+def end_with(settle: Codec | None) -> float:
+    """Return the number by which a rank tells that it is at its end, and how it settles there."""
+    return 1.0 if settle is None else 2.0 + zlib.crc32(repr(settle).encode())
 
 
 def _refuse_looks_at_syncs(numbers: list[float]) -> None:
