@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf, nan
 from typing import Any
 
@@ -159,10 +159,6 @@ class Ledger:
             # In a step in which no gradient came at all, zero is the largest.
             largest = (largest if len(largest) else largest.new_zeros(1)).max().unsqueeze(0)
         return Fresh(deviation=deviation, running=running, overall=overall, largest=largest, before=before)
-
-    def see(self, seen: Observation, *, whole: bool) -> None:
-        """Take over what ranks agree on of a step; not all if it was sent ``whole``."""
-        self.seen = replace(self.seen, step=seen.step, skipped=seen.skipped) if whole else seen
 
     def gradient_norms(self) -> Tensor:
         """Return the norm of this rank's last fresh gradient, in memory's units, a number a parameter."""

@@ -70,9 +70,11 @@ class Reducer:
         )  # fmt: skip
         self._merged = model.merged() if method.scope == "model" else None
         self._jobs = Jobs(model, self._state.memory, dtype, bool(self._merged), self._sends_all, self._dtypes)
-        self._open = self._closed = self._whole = False
+        self._open = self._closed = False
         self._senders: tuple[int, ...] | None = None
-        self._sending, self._carrier = self._nodes.count, method.exchange
+        self._sending = self._nodes.count
+        # By what every entry is sent in this step; None: the method sends, and learns from it.
+        self._whole: Exchange | None = None
         # What the ranks of this node have told, and how many gradients wait for their mean.
         self._told, self._averaging = Told(), 0
         self._before = Traffic.of(transport)
@@ -101,7 +103,7 @@ class Reducer:
 
         ``rates`` are learning rates by parameter name, ``momenta`` what the method applies in the optimizer's
         stead, ``grad_scale`` a loss scaler's factor, ``senders`` the ranks that send (None: all); all others hear.
-        ``whole``: every entry is sent, by this exchange.
+        ``whole``: every entry is sent, by this exchange, and neither tuner nor gauge learn of it.
         """
         if self._open:
             raise broken_off(self.step)
@@ -110,13 +112,13 @@ class Reducer:
         self._before, self._told = Traffic.of(self.transport), Told()
         state, ranks = self._state, self._nodes.count
         self._senders, self._sending = senders, ranks if senders is None else len(senders)
-        self._whole, self._carrier = whole is not None, whole or self.method.exchange
+        self._whole = whole
         self._intake = Intake.of(
             self.method, self._model, rates or {}, momenta or {}, grad_scale=grad_scale, world_size=ranks,
             last=self._intake,
         )  # fmt: skip
         state.ledger.begin(self._intake.units)
-        if not self._whole:
+        if whole is None:
             state.tuner, state.setting = self.method.tuner.update(state.tuner, state.ledger.seen, state.setting)
 
     def begin(self, grad: Tensor, segments: Segments, *, notes: Tensor | None = None) -> Future[Tensor]:
@@ -234,9 +236,7 @@ class Reducer:
     def _envelope(self, job: Job, segments: Segments) -> Envelope:
         state, rooms = self._state, self._state.ledger.rooms
         return Envelope(
-            step=self.step,
-            world_size=self.transport.world_size,
-            fingerprint=self._fingerprint,
+            step=self.step, world_size=self.transport.world_size, fingerprint=self._fingerprint,
             # No digest is below 0: where ranks of this node are unlike, every other node is to notice.
             rates=self._intake.digest if self._told.unlike is None else -1,
             finite=job.finite,
@@ -247,7 +247,8 @@ class Reducer:
         )  # fmt: skip
 
     def _rounded(self, job: Job, segments: Segments, compressor: Compressor, envelope: Envelope) -> Steps:
-        mean = yield from raising(self._carrier.steps(job.x, segments, compressor, envelope), self._told)
+        carrier = self._whole or self.method.exchange
+        mean = yield from raising(carrier.steps(job.x, segments, compressor, envelope), self._told)
         remembers = mean.finite and self.method.memory != "none"
         return job.round_(mean, self._intake.factors, self._dtypes) if remembers else mean
 
@@ -257,7 +258,11 @@ class Reducer:
         finite = all(mean.finite for mean in means)
         # A dense gradient never left the caller's units.
         factors = {} if self._sends_all else self._intake.factors
-        if not self._whole:
+        seen = self._jobs.observed(
+            self.step + 1, ranks=self._sending, world_size=self._nodes.count, skipped=not finite
+        )
+        if self._whole is None:
+            self._state.ledger.seen = seen
             self._state.gauge.look(jobs if finite else [], rank=self._nodes.own)
         for job in jobs:
             if finite:
@@ -272,14 +277,14 @@ class Reducer:
         self._state.step, self._open, self.loss = self.step + 1, False, nan
         self._jobs.end()
         # Last: it may warn, and where warnings are errors the step is whole all the same.
-        self._state.alarm.hear(self._state.ledger.seen)
+        self._state.alarm.hear(seen)
 
     def _commit(self, job: Job) -> None:
         if self.method.memory != "none":
             job.commit(self._state.memory, step=self.step, masking=self.method.masking, decay=self.method.decay)
         assert job.mean is not None
         self._state.kept |= job.mean.kept
-        if job.entered is not None and not self._whole:
+        if job.entered is not None and self._whole is None:
             self._state.ledger.commit(job.entered, job.mean, world_size=self._sending)
 
     def _count(self, *, finite: bool) -> None:
@@ -289,7 +294,5 @@ class Reducer:
         counters.dense_bytes += self._jobs.dense_bytes()
         for name, count in asdict(Traffic.of(self.transport) - self._before).items():
             setattr(counters, name, getattr(counters, name) + count)
-        talk = {"ranks": self._sending, "world_size": self._nodes.count}
-        self._state.ledger.see(self._jobs.observed(self.step + 1, **talk, skipped=not finite), whole=self._whole)
         if finite:
             let_guard_look(self._state)

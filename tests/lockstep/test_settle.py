@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -117,6 +118,73 @@ def test_what_is_frozen_stays_where_it_is_and_owed():
         return rank.owed[3:]
 
     assert not any(rest.any() for rest in run(METHODS["ahead"], 2, job))
+
+
+def test_a_debt_that_cannot_be_paid_is_not_sent_again_and_again():
+    """Where only what is frozen owed, each settling sent the whole model, of zeros."""
+
+    def job(rank: Rank):
+        drawn(rank, range(6))
+        rank.model.x[0].requires_grad_(False)
+        rank.rounds.finish(by_name("exact"))
+        assert rank.owed[:3].any()
+        assert not rank.owed[3:].any()
+        before = rank.stats
+        rank.rounds.finish(by_name("exact"))
+        return rank.stats.syncs - before.syncs, rank.stats.wire_bytes - before.wire_bytes
+
+    assert run(METHODS["ahead"], 2, job, make=sgd(0.1)) == run(METHODS["ahead"], 2, _once_more, make=sgd(0.1))
+
+
+def _once_more(rank: Rank):
+    """What it takes to find that nothing is owed."""
+    drawn(rank, range(6))
+    rank.rounds.finish(by_name("exact"))
+    before = rank.stats
+    rank.rounds.finish(by_name("exact"))
+    return rank.stats.syncs - before.syncs, rank.stats.wire_bytes - before.wire_bytes
+
+
+CAT = laconic.cat("bits", gain="curvature")
+TUNED = {
+    "warmup": replace(SOME, tuner=laconic.Warmup(start=0.5, steps=8)),
+    "target": laconic.sdagc(law="target", density=0.1, momentum=False),
+    "cat": replace(CAT, compressor=replace(CAT.compressor, whole_below=0)),
+}
+
+
+@pytest.mark.parametrize("name", TUNED)
+def test_tuner_and_gauge_hear_nothing_of_it(name):
+    def job(rank: Rank, *, values: str | None):
+        drawn(rank, range(6))
+        rank.rounds.finish()
+        assert rank.owed.any()
+        rank.rounds.finish(None if values is None else by_name(values))
+        state = rank.reducer._state
+        return state.tuner, state.setting, state.ledger.seen, state.gauge.state_dict()
+
+    plain, settled = (run(laconic.celgc(2, send=TUNED[name]), 2, partial(job, values=v)) for v in (None, "sign"))
+    # A time and a number that is not known are equal to nothing.
+    assert repr(_lasting(plain)) == repr(_lasting(settled))
+
+
+def _lasting(told):
+    return [(tuner, setting, replace(seen, pace=None), gauge) for tuner, setting, seen, gauge in told]
+
+
+def test_a_sync_that_was_dropped_stays_so_to_the_tuner():
+    """A good settling after it made the tuner take its numbers for good."""
+
+    def job(rank: Rank):
+        drawn(rank, range(5))
+        if rank.rank == 1:
+            rank.model.x[0].data.fill_(torch.nan)
+        drawn(rank, range(5, 6))
+        assert rank.reducer._state.ledger.seen.skipped
+        rank.rounds.finish(by_name("sign"))
+        return rank.reducer._state.ledger.seen.skipped
+
+    assert run(METHODS["plain"], 2, job) == [True, True]
 
 
 def test_training_goes_on_after_it():

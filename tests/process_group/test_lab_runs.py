@@ -97,6 +97,23 @@ def test_from_a_checkpoint_between_two_lines_a_run_goes_on_as_if_it_had_never_st
     assert [*map(_untimed, read_lines(tmp_path / "steps.jsonl"))] == [*map(_untimed, lines)]
 
 
+@pytest.mark.parametrize("method", ["celgc:every=2:send=topk+density=0.05+whole_below=0", "topk"])
+def test_what_is_owed_is_settled_at_the_end_if_it_is_asked_for(method, tmp_path):
+    plain, settled = (_spec(method=method, training=replace(TRAINING, settle=word)) for word in ("none", "sign"))
+    if method == "topk":
+        ranks = run_alone(2, _trial, settled, tmp_path, within_seconds=50)
+        assert all("settle='sign' is for rounds of local steps" in str(rank) for rank in ranks)
+        assert not (tmp_path / "steps.jsonl").exists()
+        return
+    before, after = (
+        _result(run_alone(2, _trial, spec, tmp_path / spec.training.settle, within_seconds=50))
+        for spec in (plain, settled)
+    )
+    assert after["syncs"] == before["syncs"] + 1
+    assert after["wire_bytes_sent_per_rank"] > before["wire_bytes_sent_per_rank"]
+    assert after["weights_sha256"] != before["weights_sha256"]
+
+
 LOCAL = ("celgc:every=16", "episode:every=7", "celgc:every=16:send=topk+density=0.1")
 # An evaluation takes the longer the shorter the windows are.
 LONGER = _spec(task=Lm(hidden=8, length=32), training=replace(TRAINING, steps=24, eval_every=12))

@@ -16,6 +16,7 @@ from laconic.kernels.copies import copy_on, numbers_on
 from laconic.pace import Pace
 from laconic.spectrum import Spectrum
 from laconic.types import Envelope, Payload, Plan
+from laconic.wire.values import MANY
 
 
 def check_codec(values: object) -> None:
@@ -59,6 +60,9 @@ def all_read_finite(payloads: Sequence[Payload]) -> bool:
     Where everything is sent no rank has looked before, and what is finite may be too large for a codec's numbers.
     """
     parts = [part for p in payloads for part in (p.known, p.values) if part.numel()]
+    if sum(part.numel() for part in parts) > MANY:
+        # To lay them side by side would be as many vectors again.
+        return all(kernels.all_finite(part) for part in parts)
     return not parts or kernels.all_finite(torch.cat(parts))
 
 

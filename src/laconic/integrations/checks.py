@@ -172,7 +172,8 @@ def settling(method: Method, values: Codec | str | None) -> Codec | None:
     if method.local is None and method.memory != "none":
         raise ValueError(
             f"settle={values!r} is for rounds of local steps, and {method.name} exchanges in every step. Use "
-            f"rounds, of one step if need be: laconic.celgc(1, send=laconic.{method.name}(...)), or settle=None."
+            f"rounds, of one step if need be, laconic.celgc(1, send=laconic.{method.name}(...)), or settle=None. "
+            f"On the command line these are --method celgc:every=1:send={method.name} and --settle none."
         )
     if isinstance(values, str):
         check_choice("settle", values, tuple(codecs.WORDS))

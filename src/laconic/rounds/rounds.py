@@ -32,7 +32,7 @@ from laconic.rounds.meeting import Meeting
 from laconic.rounds.optimizer_state import rates_of
 from laconic.rounds.pace import Pace
 from laconic.rounds.progress import Progress, with_rounds
-from laconic.rounds.sync import Agreed, Sync, end_with
+from laconic.rounds.sync import Agreed, Sync
 from laconic.stats import Stats
 
 
@@ -159,7 +159,7 @@ class Rounds:
 
         Who comes first takes part in others' syncs, standing still. All then ``settle`` what they owe, in a codec.
         """
-        self._ends, averaged = end_with(settle), self.every_step
+        self._ends, averaged = self._sync.end_with(settle), self.every_step
         try:
             while self.every_step and self._averaging.attend():
                 self._now.step += 1

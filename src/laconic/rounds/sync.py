@@ -9,7 +9,7 @@ from math import isfinite, nan, sqrt
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from laconic.coding import Codec
 from laconic.errors import GroupError
@@ -108,6 +108,22 @@ class Sync:
             self.flying.append(fragment)
         return agreed
 
+    def end_with(self, settle: Codec | None) -> float:
+        """Return the number by which a rank tells that it is at its end, and how it settles there.
+
+        Raises ``GroupError`` where those who hold a replica with it end in another way: it would wait for them.
+        """
+        # Sums of squares of it are exact.
+        ends = 1 if settle is None else 2 + (zlib.crc32(repr(settle).encode()) & 0xFFFF)
+        told = torch.tensor([1, ends, ends**2], device=self.fragments[0].anchor.device)
+        count, total, squares = self._holding.sum_(told).tolist()
+        if count * squares != total**2:
+            raise GroupError(
+                "the shards of a replica settle what they owe at the end in unlike ways. Call link.finish() with "
+                "the same settle= on every rank."
+            )
+        return float(ends)
+
     def settle(self, values: Codec | None) -> None:
         """Have all that ranks owe sent at once, after the last sync, and let the anchors take it; all begin there.
 
@@ -115,10 +131,8 @@ class Sync:
         """
         if values is None:
             return
-        owed = [self._reducer.owed(f.arena.segments, out=f.begin) for f in self.fragments]
-        norm = torch.stack([torch.linalg.vector_norm(each).double() for each in owed]).sum()
         # Where a replica is held in shards, each of them settles or none does.
-        norms = self._meeting.table([float(self._holding.sum_(norm))], "what ranks owe")
+        norms = self._meeting.table([float(self._holding.sum_(self._can_be_paid()))], "what ranks owe")
         if not any(norm for (norm,) in norms):
             return
         self._reducer.begin_step(rates=self._still(), whole=GatherMean(values=values))
@@ -132,6 +146,16 @@ class Sync:
                 fragment.step(fragment.drift, gathers=False)
             fragment.holds = fragment.knows_begin = False
             fragment.restart(mix=0.0)
+
+    def _can_be_paid(self) -> Tensor:
+        """Return the norm of what this rank owes of parameters that train; 0 only where it is nothing."""
+        total = torch.zeros((), dtype=torch.float64, device=self.fragments[0].anchor.device)
+        for f in self.fragments:
+            owed, frozen = self._reducer.owed(f.arena.segments, out=f.begin), f.frozen()
+            live = f.arena.segments.among(tuple(name for name in f.arena.segments.names if name not in frozen))
+            for view in live.views(owed):
+                total += torch.linalg.vector_norm(view)
+        return total
 
     def _still(self) -> dict[str, float]:
         """What was frozen since must not move: what it owes waits, as at rate 0."""
@@ -263,11 +287,6 @@ class Sync:
         fragment.holds, self._began = False, share
         if share:
             fragment.hold_back(self._reducer.owed(fragment.arena.segments, out=fragment.begin), share)
-
-
-def end_with(settle: Codec | None) -> float:
-    """Return the number by which a rank tells that it is at its end, and how it settles there."""
-    return 1.0 if settle is None else 2.0 + zlib.crc32(repr(settle).encode())
 
 
 def _refuse_looks_at_syncs(numbers: list[float]) -> None:

@@ -14,7 +14,7 @@ from laconic.kernels.copies import ends_on, numbers_on
 from laconic.types import Payload
 
 # Values of all ranks that are read in one go.
-_MANY = 1 << 20
+MANY = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ def read_values(raw: Tensor, shared: Shared, sizes: Sequence[Sequence[int]]) -> 
     if not any(counts):
         # Nothing to read is no reason to launch what reads.
         return [raw.new_empty(0, dtype=dtype)] * len(counts)
-    if len(counts) > 1 and sum(counts) > _MANY:
+    if len(counts) > 1 and sum(counts) > MANY:
         # What lies between bytes and values is then too large to have of all ranks at a time.
         return [read_values(raw[i : i + 1], shared.of(i), [each])[0] for i, each in enumerate(sizes)]
     if form.kind == "bfloat16":

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import itertools
+from functools import partial
 
 import pytest
 import torch
 from torch.nn import functional
 
+from laconic.lab import text_drops
 from laconic.lab.lstm_together import TextTogether
 from laconic.lab.models.awd import AWD, Drops
 from laconic.lab.models.lstm import LSTM
@@ -120,6 +123,48 @@ def test_gradients_under_dropout_are_those_of_the_loss_by_differences(awd):
             place[at] = was
             expected = grads[name].flatten(1)[:, at]
             torch.testing.assert_close(slope, expected, rtol=1e-4, atol=1e-8, msg=f"{name} {at}")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("same", [True, False])
+def test_what_awd_drops_is_dropped_where_the_model_drops_it(same, tied, monkeypatch):
+    """The model, given what was drawn for a rank in the order in which it asks, has its loss and gradients."""
+    models = _awd(same=same, tied=tied, drops=Drops(words=0.3))
+    together, states, draw = _together(models, same=same), [None] * RANKS, text_drops._left
+    left: list[torch.Tensor] = []
+    monkeypatch.setattr(text_drops, "_left", lambda *asked: left.append(draw(*asked)) or left[-1])
+    for window in range(2):
+        left.clear()
+        _fill(together, window)
+        together.run()
+        *signals, words, first, second, third = left
+        for rank, model in enumerate(models):
+            locked = [mask[rank].transpose(0, 1) for mask in signals]
+            matrices = zip([first[rank], second[rank], third[rank]], locked[1:], strict=True)
+            asked = iter([words[rank].unsqueeze(1), locked[0], *itertools.chain(*matrices)])
+            shares = iter([0.3, 0.4, 0.5, 0.25, 0.5, 0.25, 0.5, 0.4])
+            model.zero_grad()
+            with monkeypatch.context() as patch:
+                patch.setattr(functional, "dropout", partial(_given, asked, shares))
+                reading = model(together.tokens[rank], states[rank])
+            states[rank] = tuple(tensor.detach() for tensor in reading.state)
+            loss = functional.cross_entropy(reading.scores.flatten(0, 1), together.targets[rank].flatten())
+            loss = loss + reading.penalty
+            loss.backward()
+            assert next(asked, None) is next(shares, None) is None
+            torch.testing.assert_close(together.losses[rank], loss.detach())
+            for name, parameter in model.named_parameters():
+                torch.testing.assert_close(together.grads[name][rank], parameter.grad, msg=name)
+
+
+def _given(asked, shares, x: torch.Tensor, share: float, training: bool = True) -> torch.Tensor:
+    """What dropout gives, with a mask that is known: what is left has the mean of what there was."""
+    mask = next(asked)
+    assert mask.shape == x.shape
+    assert training
+    assert share == next(shares)
+    assert set(mask.unique().tolist()) <= {0.0, 1 / (1 - share)}
+    return x * mask
 
 
 def test_awd_drops_words_features_and_weights_of_each_rank():
