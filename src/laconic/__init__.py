@@ -1,7 +1,7 @@
 """laconic: train deep networks over slow links."""
 
 from laconic.clipping import LocalClip
-from laconic.codecs import BFloat16, Binned, Exact, Linear, OneBit, Qsgd, SignMean, TernGrad
+from laconic.codecs import BFloat16, Binned, Exact, Linear, Octaves, OneBit, Qsgd, SignMean, TernGrad
 from laconic.compressors import (
     AdaComp,
     ChunkTopK,
@@ -87,6 +87,7 @@ __all__ = [
     "LowRankMean",
     "Measurement",
     "Method",
+    "Octaves",
     "OneBit",
     "OuterStep",
     "Packets",

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from laconic.clipping import LocalClip
-from laconic.codecs import Binned, Linear, Qsgd, TernGrad
+from laconic.codecs import Binned, Linear, Octaves, Qsgd, TernGrad
 from laconic.compressors import (
     AdaComp,
     ChunkTopK,
@@ -78,6 +78,7 @@ BAD_SETTINGS: dict[type, list[tuple[str, Any]]] = {
     ],
     LocalClip: [*_no_number("norm", 0.0, -1.0), *_no_choice("convention"), *_no_choice("scope")],
     LowRankMean: [*_no_whole("rank", 0), *_no_whole("seed", -1), *_no_number("least_ratio", 0.0, 0.9)],
+    Octaves: [("bits", value) for value in (0, 1, 3, 8, 4.0, "4", True, None)],
     Progress: [*_no_number("c_min", -0.1), *_no_share("smoothing")],
     Qsgd: [*_no_whole("levels", 0), ("levels", 128), *_no_whole("seed", -1)],
     RandomK: [*_no_share("density"), *_no_whole("seed", -1)],

@@ -90,6 +90,7 @@ CODECS: dict[type, list[Codec]] = {
         *(codecs.Linear(bits=bits) for bits in (2, 4, 8)),
         *(codecs.Linear(bits=bits, rounding="stochastic", seed=bits) for bits in (2, 4, 8)),
     ],
+    codecs.Octaves: [codecs.Octaves(), codecs.Octaves(bits=2)],
     codecs.OneBit: [codecs.OneBit()],
     codecs.Qsgd: [codecs.Qsgd(), codecs.Qsgd(levels=1), codecs.Qsgd(levels=5, seed=3), codecs.Qsgd(levels=7)],
     codecs.SignMean: [codecs.SignMean()],

@@ -9,13 +9,26 @@ from laconic.codecs.bfloat16 import BFloat16
 from laconic.codecs.binned import Binned
 from laconic.codecs.exact import Exact
 from laconic.codecs.linear import Linear
+from laconic.codecs.octaves import Octaves
 from laconic.codecs.one_bit import OneBit
 from laconic.codecs.qsgd import Qsgd
 from laconic.codecs.sign_mean import SignMean
 from laconic.codecs.terngrad import TernGrad
 from laconic.coding import Codec
 
-__all__ = ["WORDS", "BFloat16", "Binned", "Exact", "Linear", "OneBit", "Qsgd", "SignMean", "TernGrad", "by_name"]
+__all__ = [
+    "WORDS",
+    "BFloat16",
+    "Binned",
+    "Exact",
+    "Linear",
+    "Octaves",
+    "OneBit",
+    "Qsgd",
+    "SignMean",
+    "TernGrad",
+    "by_name",
+]
 
 # What a person may write for a codec.
 WORDS: dict[str, Callable[[], Codec]] = {
@@ -29,6 +42,8 @@ WORDS: dict[str, Callable[[], Codec]] = {
     "stochastic2": lambda: Linear(bits=2, rounding="stochastic"),
     "sign": SignMean,
     "binned": Binned,
+    "octaves": Octaves,
+    "octaves2": lambda: Octaves(bits=2),
     "one_bit": OneBit,
     "qsgd": Qsgd,
     "terngrad": TernGrad,
