@@ -149,16 +149,24 @@ ANOTHER_WAY = {
 
 # Whether what comes late is made up for in a longer training, for the goal of 10,000x. At the end what is still
 # owed is sent too, a bit an entry. With more dropped, for in 30 epochs the model learns its text by heart.
-def few(density: float, **settings: Any) -> tuple[float, laconic.Method]:
+def few(density: float, values: str = "sign", **settings: Any) -> tuple[float, laconic.Method]:
     """Return a rate and the fewest bytes that nearly hold: ranks take turns in rounds of four steps."""
-    return 20.0, ahead(topk(density, exchange="led"), 4, **TIGHT, **LONG, **settings)
+    return 20.0, ahead(topk(density, exchange="led", values=values), 4, **TIGHT, **LONG, **settings)
 
 
 LONGER = {PARENT: (30.0, laconic.parallel_clip(CLIP)), "led 0.3%, 1 bit, ahead, I=4, rate 20, outer 1": few(3e-3)}
 SETTLED = {
     "led 0.34%, 1 bit, ahead, I=4, rate 20, outer 1, settled": few(3.4e-3),
     # Further than 1/4 of the debt, for the outer momentum makes 2.5 times of what arrives.
-    "led 0.34%, 1 bit, 0.4 ahead, I=4, rate 20, outer 1, settled": few(3.4e-3, share=0.4),
+    **{
+        f"led 0.34%, 1 bit, {share} ahead, I=4, rate 20, outer 1, settled": few(3.4e-3, share=share)
+        for share in (0.4, 0.625)
+    },
+    # At the same bytes half as many entries with four bits each, that say the octave of a magnitude.
+    **{
+        f"led 0.18%, octaves{said} ahead, I=4, rate 20, outer 1, settled": few(1.8e-3, "octaves", share=share)
+        for said, share in ((",", None), (", 0.625", 0.625))
+    },
 }
 
 ANOTHER_TEXT = {

@@ -69,6 +69,13 @@ METHODS = {
         )
         for share in (0.4, 0.625)
     },
+    # Four bits that say the octave of a magnitude, instead of a place on an even scale.
+    **{
+        f"topk 1%, octaves, I=4, outer momentum, clip 1{', 0.625 ahead' if share else ''}": _ahead(
+            4, 0.01, "octaves", "gather", share=share, **OUTER, **TIGHT
+        )
+        for share in (None, 0.625)
+    },
     **{f"topk 1%, {bits}, ahead, I=4, clip 1": _ahead(4, 0.01, v, "gather", **TIGHT) for bits, v in BITS.items()},
     "topk 1%, 32 bits, I=4, outer momentum": _ahead(4, 0.01, "exact", "gather", **OUTER),
     **{f"topk 1%, {bits}, ahead, I=4": _ahead(4, 0.01, values, "gather") for bits, values in BITS.items()},
