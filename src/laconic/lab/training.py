@@ -44,7 +44,7 @@ class Training:
     seed: int = 0
     """Seed of weights, split, order, dropout and augmentation."""
     settle: str = "none"
-    """How what ranks owe at the end of rounds of local steps is sent: none, sign (a bit an entry), int4, exact."""
+    """How what ranks owe at the end of rounds of local steps is sent: none, sign (1 bit), octaves2 (2), exact."""
     eval_every: int | None = None
     """Steps between evaluations; by default an epoch, and at least ten evaluations."""
     log_every: int = 10
