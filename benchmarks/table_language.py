@@ -160,10 +160,10 @@ SETTLED = {
     # Further than 1/4 of the debt, for the outer momentum makes 2.5 times of what arrives.
     "led 0.34%, 1 bit, 0.625 ahead, I=4, rate 20, outer 1, settled": few(3.4e-3, share=0.625),
 }
-# Half as many entries at the same bytes, with four bits each that say the octave of a magnitude; at the end two.
-OCTAVES = {
-    f"led 0.18%, octaves{said} ahead, I=4, rate 20, outer 1, settled": few(1.8e-3, "octaves", share=share)
-    for said, share in ((",", None), (", 0.625", 0.625))
+# Half as many entries at the same bytes, with four bits each; at the end two.
+FOUR_BITS = {
+    f"led 0.18%, {values}, 0.625 ahead, I=4, rate 20, outer 1, settled": few(1.8e-3, values, share=0.625)
+    for values in ("octaves", "int4")
 }
 
 ANOTHER_TEXT = {
@@ -221,9 +221,9 @@ ROWS = {
     **_rated("ptb, 10 epochs", _TEN, SHORTER_STEPS),
     **_rated("ptb, 30 epochs", _THIRTY, LONGER),
     **_rated("ptb, 30 epochs", _SETTLED, SETTLED),
-    **_rated("ptb, 30 epochs", _SETTLED_FINELY, OCTAVES),
+    **_rated("ptb, 30 epochs", _SETTLED_FINELY, FOUR_BITS),
     **_rated("ptb, 30 epochs, dropout 0.5", replace(_THIRTY, task=DROPPED), {PARENT: LONGER[PARENT]}),
-    **_rated("ptb, 30 epochs, dropout 0.5", replace(_SETTLED_FINELY, task=DROPPED), OCTAVES),
+    **_rated("ptb, 30 epochs, dropout 0.5", replace(_SETTLED_FINELY, task=DROPPED), FOUR_BITS),
     **_group("ptb, 6 epochs, momentum", replace(_SIX, training=MOMENTUM), WITH_MOMENTUM),
     **_group(
         "wikitext-2, 2 epochs",
