@@ -72,5 +72,5 @@ def _parting(size: Tensor, place: Tensor, spans: int) -> Tensor:
 
 def _sums(values: Tensor, place: Tensor, places: int) -> tuple[Tensor, Tensor]:
     """Return the sum of the values at each place, and how many there are."""
-    ones = torch.ones_like(values)
-    return tuple(values.new_zeros(places).index_add_(0, place, each) for each in (values, ones))  # type: ignore[return-value]
+    nothing = values.new_zeros(places)
+    return nothing.index_add(0, place, values), nothing.index_add(0, place, torch.ones_like(values))
