@@ -102,6 +102,13 @@ def test_a_span_is_rounded_by_itself_whatever_lies_beside_it(bits):
 
 
 @pytest.mark.parametrize("bits", [2, 4])
+def test_room_behind_the_last_span_stands_for_nothing(bits):
+    coded = Octaves(bits=bits).encode(torch.tensor([8.0, -1.0, 0.0, -3.0]), torch.tensor([2]), seed=0)
+    assert coded.codes[:2].any()
+    assert not coded.codes[2:].any()
+
+
+@pytest.mark.parametrize("bits", [2, 4])
 def test_values_that_are_alike_and_single_ones_are_sent_as_they_are(bits):
     x = torch.tensor([0.1, -0.1] * 4 + [-3.3] + [0.0] * 3)
     assert torch.equal(_read(Octaves(bits=bits), x, [8, 1, 3]), x)

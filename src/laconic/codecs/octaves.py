@@ -54,7 +54,8 @@ class Octaves:
             place = octave.clamp(max=classes - 1)
         total, count = _sums(size, owner * classes + place, (spans + 1) * classes)
         means = (total / count.clamp(min=1)).view(-1, classes)[:spans].to(values.dtype)
-        codes = place + classes * (values < 0)
+        # What stands for nothing has code 0, whatever lies there.
+        codes = torch.where(owner < spans, place + classes * (values < 0), 0)
         return Coded(codes=codes.to(torch.uint8), numbers=torch.cat([means, -means], 1))
 
 
