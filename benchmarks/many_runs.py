@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 import torch
 import tyro
 from run_record import Lines, Ran
-from runs_apart import KEPT_MEMORY, ONE_THREAD, Errand, carried_out, shared_gpu
+from runs_apart import ONE_THREAD, Errand, carried_out, shared_gpu
 from virtual_runs import train_here
 
 import laconic
@@ -42,8 +42,7 @@ from laconic.lab.training import Course, Training
 class Row:
     """How a row is trained, with what, on what.
 
-    ``ranks`` None is the options' number; rows of more ``weight`` take longer, and are begun first. ``coarse``: on a
-    CPU, products of matrices take the seven leading bits of a factor's fraction, where that is faster.
+    ``ranks`` None is the options' number; rows of more ``weight`` take longer, and are begun first.
     """
 
     training: Training
@@ -51,7 +50,6 @@ class Row:
     task: Task = field(default_factory=Lm)
     ranks: int | None = None
     weight: float = 1.0
-    coarse: bool = False
 
 
 Rows = Mapping[tuple[str, str], Row]
@@ -94,14 +92,14 @@ class ManyRuns:
         """Run the one that was named, and write down its result."""
         group, name, seed = _parts_of(self.one or "")
         row = rows[group, name]
-        spec, precision = self._spec(row, int(seed)), "medium" if row.coarse else "highest"
+        spec = self._spec(row, int(seed))
         if self.virtual:
             with noted_wishes() as wish:
-                done = train_here(spec, row.method, wish, precision)
+                done = train_here(spec, row.method, wish)
         else:
-            done = run_ranks(spec.workers, _work, spec, row.method, precision)
+            done = run_ranks(spec.workers, _work, spec, row.method)
         about = {"group": group, "row": name, "seed": int(seed), "method": repr(row.method)}
-        about |= {"torch": torch.__version__, "cores": os.cpu_count(), "virtual": self.virtual, "coarse": row.coarse}
+        about |= {"torch": torch.__version__, "cores": os.cpu_count(), "virtual": self.virtual}
         settled = spec.as_dict()
         _write(self.out, json.dumps(about | {key: settled[key] for key in ("task", "training")} | done))
 
@@ -171,7 +169,7 @@ class ManyRuns:
         command = [sys.executable, str(script), "--one", name, "--ranks", str(self.ranks), "--out", str(out)]
         command += ["--data-home", str(self.data_home), "--device", self.device]
         command.append("--virtual" if self.virtual else "--no-virtual")
-        log, environment = scratch.with_suffix(".log"), ONE_THREAD | KEPT_MEMORY if self.virtual else {}
+        log, environment = scratch.with_suffix(".log"), ONE_THREAD if self.virtual else {}
         return Errand(name=name, command=command, out=out, log=log, environment=environment)
 
 
@@ -222,9 +220,8 @@ def _tell(runs: list[dict[str, Any]], wanted: int) -> None:
     print(f"{said}{one['metric']} {scores}, {ratio}, {one['seconds']:.0f} s", flush=True)
 
 
-def _work(spec: Spec, method: laconic.Method, precision: str) -> dict[str, Any]:
+def _work(spec: Spec, method: laconic.Method) -> dict[str, Any]:
     """Train on this rank, which has a process of its own."""
-    torch.set_float32_matmul_precision(precision)
     talk, began = Talk(), time.perf_counter()
     place = place_of(spec, talk)
     work = prepare(spec, place)

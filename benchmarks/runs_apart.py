@@ -22,8 +22,6 @@ _GRACE_SECONDS = 60.0
 _MPS = "nvidia-cuda-mps-control"
 # Each run is one of many on this machine.
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
-# Memory of large tensors is kept for the next: by default every one is mapped, and filled with zeros, anew.
-KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
 
 
 @dataclass(frozen=True, kw_only=True)

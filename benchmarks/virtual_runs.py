@@ -33,13 +33,9 @@ from laconic.sim import Network, Pace, World
 from laconic.sim.reading import read_once
 
 
-def train_here(spec: Spec, method: laconic.Method, wish: StopWish, precision: str = "highest") -> dict[str, Any]:
-    """Train on as many ranks as the spec has workers, until the end or until it is wished; return the record.
-
-    ``precision`` is that of products of matrices on a CPU, in torch's words.
-    """
+def train_here(spec: Spec, method: laconic.Method, wish: StopWish) -> dict[str, Any]:
+    """Train on as many ranks as the spec has workers, until the end or until it is wished; return the record."""
     torch.set_num_threads(1)
-    torch.set_float32_matmul_precision(precision)
     if spec.device == "cuda":
         torch.backends.cudnn.deterministic = True
         # Products of matrices take the ten leading bits of a factor's fraction; sums and memory have them all.

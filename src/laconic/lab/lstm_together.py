@@ -134,35 +134,16 @@ class TextTogether:
 
         Return the gradient of the signal.
         """
-        seen, right = self._side_by_side(signal), targets.reshape(self.size.groups, -1, 1)
+        seen, right = self._by_rank(signal), self._by_rank(targets.unsqueeze(-1)).squeeze(-1)
+        scores = torch.baddbmm(bias.unsqueeze(1), self._side_by_side(signal), out.transpose(1, 2))
+        scores = functional.log_softmax(self._by_rank(scores.view(*signal.shape[:3], -1)), dim=-1)
+        self.losses.copy_(-scores.gather(-1, right.unsqueeze(-1)).flatten(1).mean(1))
+        error = scores.exp_().sub_(_one_at(right, scores.shape[2], like=scores))
+        error.div_(right.shape[1])
         own = self.grads["out.weight" if "out.weight" in self.grads else "embedding.weight"]
-        of_mean, back, said = seen / self._tokens_of_a_rank, torch.empty_like(seen), []
-        for part in self._at_once(seen):
-            scores = torch.baddbmm(bias[part].unsqueeze(1), seen[part], out[part].transpose(1, 2))
-            scores = functional.log_softmax(scores, dim=-1)
-            said.append(scores.gather(-1, right[part]))
-            # The gradient of a window's sum; where a mean is wanted, the smaller factor is divided.
-            error = scores.exp_().scatter_(-1, right[part], said[-1].exp() - 1)
-            torch.bmm(error, out[part], out=back[part])
-            mine, ranks = self._by_rank(error), self._ranks_of(part)
-            torch.bmm(mine.transpose(1, 2), self._by_rank(of_mean[part]), out=own[ranks])
-            self.grads["out.bias"][ranks] = mine.sum(1).div_(self._tokens_of_a_rank)
-        self.losses.copy_(-self._by_rank(torch.cat(said)).flatten(1).mean(1))
-        return back.div_(self._tokens_of_a_rank).view_as(signal)
-
-    @property
-    def _tokens_of_a_rank(self) -> int:
-        return self.size.streams * self.size.length
-
-    def _at_once(self, signal: Tensor) -> list[slice]:
-        """Return which groups' scores are made at once: all on a GPU, on a CPU as many as caches hold."""
-        groups = self.size.groups
-        return [slice(0, groups)] if signal.is_cuda else [slice(group, group + 1) for group in range(groups)]
-
-    def _ranks_of(self, part: slice) -> slice:
-        """Return the ranks of some groups."""
-        ranks = self.size.ranks // self.size.groups
-        return slice(part.start * ranks, part.stop * ranks)
+        torch.bmm(error.transpose(1, 2), seen, out=own)
+        self.grads["out.bias"].copy_(error.sum(1))
+        return torch.bmm(self._grouped(error), out).view_as(signal)
 
     def _looked_up(self, table: Tensor, tokens: Tensor) -> Tensor:
         if not self._held:
@@ -189,15 +170,12 @@ class TextTogether:
 
     def _embedding_back(self, error: Tensor, tokens: Tensor) -> None:
         grad, mine = self.grads["embedding.weight"], self._by_rank(tokens.unsqueeze(-1)).squeeze(-1)
-        back = self._by_rank(error)
+        # As a product: to add rows up where they belong takes another order every time, or a sort.
+        seen, back = _one_at(mine, grad.shape[1], like=grad).transpose(1, 2), self._by_rank(error)
         if "out.weight" in self.grads:
-            grad.zero_()
-        if grad.is_cuda:
-            # As a product: to add rows up where they belong takes another order every time, or a sort.
-            grad.baddbmm_(_one_at(mine, grad.shape[1], like=grad).transpose(1, 2), back)
-            return
-        for rank, rows in enumerate(mine):
-            grad[rank].index_add_(0, rows, back[rank])
+            torch.bmm(seen, back, out=grad)
+        else:
+            grad.baddbmm_(seen, back)
 
     def _weights(self) -> dict[str, Tensor]:
         """Return the weights by name, a row a group."""
@@ -211,10 +189,16 @@ class TextTogether:
         return numbers.reshape(size.groups, size.columns, size.length).transpose(1, 2).contiguous()
 
     def _by_rank(self, signal: Tensor) -> Tensor:
-        """Lay [groups, length, columns, width], of all groups or some, out by rank and a rank's tokens in a row."""
+        """Lay [groups, length, columns, width] out by rank, and a rank's tokens one behind the other."""
         size = self.size
-        each = signal.reshape(signal.shape[0], size.length, size.ranks // size.groups, size.streams, -1)
-        return each.transpose(1, 2).reshape(-1, size.length * size.streams, each.shape[-1])
+        each = signal.reshape(size.groups, signal.shape[1], size.ranks // size.groups, size.streams, -1)
+        return each.transpose(1, 2).reshape(size.ranks, signal.shape[1] * size.streams, -1)
+
+    def _grouped(self, each: Tensor) -> Tensor:
+        """Undo ``_by_rank``, for a product with weights."""
+        size = self.size
+        by_rank = each.view(size.groups, size.ranks // size.groups, size.length, size.streams, -1)
+        return by_rank.transpose(1, 2).reshape(size.groups, size.length * size.columns, -1)
 
     def _side_by_side(self, signal: Tensor) -> Tensor:
         return signal.reshape(self.size.groups, self.size.length * self.size.columns, -1)
