@@ -42,36 +42,44 @@ class Octaves:
 
     def encode(self, values: Tensor, ends: Tensor, *, seed: int) -> Coded:  # noqa: ARG002
         """Return each value's sign and class, and the mean magnitudes of each span's classes with either sign."""
-        spans, classes = len(ends), 2 ** (self.bits - 1)
-        size, owner = values.to(torch.float64).abs(), kernels.owners(ends, values.numel())
+        classes, size = 2 ** (self.bits - 1), values.to(torch.float64).abs()
+        owner = kernels.owners(ends, values.numel())
         largest = kernels.span_statistics(values, ends)[:, kernels.LARGEST]
         # Behind the last span there may be room that stands for nothing.
         top = torch.cat([largest, largest.new_zeros(1)]).frexp().exponent[owner]
-        octave = torch.where(size > 0, top - size.frexp().exponent, _LOOKED_AT).clamp(0, _LOOKED_AT - 1).long()
+        place = torch.where(size > 0, top - size.frexp().exponent, _LOOKED_AT).clamp(0, _LOOKED_AT - 1)
         if classes == 2:
-            place = (octave > _parting(size, owner * _LOOKED_AT + octave, spans + 1)[owner]).long()
+            parting = _parting(size, place, ends)
+            place = (place > torch.cat([parting, parting.new_zeros(1)])[owner]).int()
         else:
-            place = octave.clamp(max=classes - 1)
-        total, count = _sums(size, owner * classes + place, (spans + 1) * classes)
-        means = (total / count.clamp(min=1)).view(-1, classes)[:spans].to(values.dtype)
+            place = place.clamp(max=classes - 1)
+        total, count = _sums(size, place, ends, classes)
+        means = (total / count.clamp(min=1)).to(values.dtype)
         # What stands for nothing has code 0, whatever lies there.
-        codes = torch.where(owner < spans, place + classes * (values < 0), 0)
+        codes = torch.where(owner < len(ends), place + classes * (values < 0), 0)
         return Coded(codes=codes.to(torch.uint8), numbers=torch.cat([means, -means], 1))
 
 
-def _parting(size: Tensor, place: Tensor, spans: int) -> Tensor:
+def _parting(size: Tensor, octave: Tensor, ends: Tensor) -> Tensor:
     """Return for each span the last octave that belongs to the upper of two classes.
 
     Classes with sums S and counts n keep S^2 / n each of the sum of squares; what is lost is the rest.
     """
-    total, count = (each.view(spans, _LOOKED_AT).cumsum(1) for each in _sums(size, place, spans * _LOOKED_AT))
+    total, count = (each.cumsum(1) for each in _sums(size, octave, ends, _LOOKED_AT))
     over = total[:, -1:] - total
     kept = total.square() / count.clamp(min=1) + over.square() / (count[:, -1:] - count).clamp(min=1)
     # What is not a number is in no class.
     return torch.nan_to_num(kept, nan=0.0).argmax(1)
 
 
-def _sums(values: Tensor, place: Tensor, places: int) -> tuple[Tensor, Tensor]:
-    """Return the sum of the values at each place, and how many there are."""
-    nothing = values.new_zeros(places)
-    return nothing.index_add(0, place, values), nothing.index_add(0, place, torch.ones_like(values))
+def _sums(size: Tensor, place: Tensor, ends: Tensor, places: int) -> tuple[Tensor, Tensor]:
+    """Return of each span the sum of the sizes at each place, and how many there are.
+
+    Place after place: to scatter them would add in an order that on a GPU is another one each time.
+    """
+    totals, counts = [], []
+    for i in range(places):
+        here = place == i
+        totals.append(kernels.span_statistics(torch.where(here, size, 0), ends)[:, kernels.SUM])
+        counts.append(kernels.span_statistics(here.to(size.dtype), ends)[:, kernels.SUM])
+    return torch.stack(totals, 1), torch.stack(counts, 1)
