@@ -62,6 +62,14 @@ ROWS |= {(AGAIN, PARENT): Row(task=CHARACTERS, training=MANY, method=laconic.par
     )
     for share in (0.0, 0.1, 0.25, 0.625)
 }
+WORDS, BY_HEART = Lm(level="word", layers=1, hidden=200, dropout=0.4, tied=True), "words, 30 epochs"
+THIRTY = replace(DENSE, steps=None, epochs=30.0, eval_every=None)
+ROWS |= {(BY_HEART, PARENT): Row(task=WORDS, training=THIRTY, method=laconic.parallel_clip(CLIP))} | {
+    (BY_HEART, f"led 5%, 1 bit, {share:g} ahead, I=4"): Row(
+        task=WORDS, training=replace(THIRTY, rate=20.0, settle="sign"), method=led(0.05, share=share)
+    )
+    for share in (0.0, 0.1, 0.25, 0.625)
+}
 TABLE = Table(parent=PARENT, rows=ROWS)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Generator
 from dataclasses import dataclass, field, replace
-from math import ceil
 from typing import ClassVar
 
 import torch
@@ -30,7 +29,7 @@ from laconic.exchanges.lettering import (
     seed_of,
 )
 from laconic.exchanges.reducing import refuse_some_senders
-from laconic.segments import Segments
+from laconic.segments import Segments, kept
 from laconic.types import Compressor, Envelope, Gathered, Mean, Payload, Plan, Steps
 
 _DIGEST_BYTES = 8
@@ -206,7 +205,7 @@ def _following(plan: Plan, led: wire.Message, told: float) -> Plan:
     if told == 1:
         return Plan(known=torch.cat([known, at]), known_sizes=(*plan.known_sizes, *sizes), step=plan.step)
     choosing = Segments.of(plan.choosing.names, sizes)
-    rooms = tuple(ceil(told * size) for size in sizes)
+    rooms = tuple(kept(size, told) for size in sizes)
     return Plan(known=known, known_sizes=plan.known_sizes, choosing=choosing, rooms=rooms, step=plan.step)
 
 
