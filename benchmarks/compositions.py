@@ -6,20 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import laconic
-from laconic.codecs import by_name
 
 
-def largest(
-    density: float, *, clip: float | None = None, told: float | None = None, **settings: Any
-) -> laconic.Method:
-    """Return the largest entries of the whole model, one bit each; each rank's gradient is clipped.
-
-    With ``told`` ranks take turns to choose, and those who follow tell that share of it.
-    """
+def largest(density: float, *, clip: float | None = None, **settings: Any) -> laconic.Method:
+    """Return the largest entries of the whole model, one bit each; each rank's gradient is clipped."""
     method = laconic.topk(density, **{"memory": "update", "scope": "model", "values": "sign"} | settings)
-    if told is not None:
-        values = by_name(settings.get("values", "sign"))
-        method = replace(method, exchange=laconic.LedMean(values=values, told=told))
     return method if clip is None else clipped(method, clip)
 
 

@@ -149,11 +149,9 @@ ANOTHER_WAY = {
 
 # Whether what comes late is made up for in a longer training, for the goal of 10,000x. At the end what is still
 # owed is sent too, a bit an entry. With more dropped, for in 30 epochs the model learns its text by heart.
-def few(
-    density: float, values: str = "sign", *, told: float = 1.0, **settings: Any
-) -> tuple[float, laconic.Method]:
+def few(density: float, values: str = "sign", **settings: Any) -> tuple[float, laconic.Method]:
     """Return a rate and the fewest bytes that nearly hold: ranks take turns in rounds of four steps."""
-    return 20.0, ahead(topk(density, told=told, values=values), 4, **TIGHT, **LONG, **settings)
+    return 20.0, ahead(topk(density, exchange="led", values=values), 4, **TIGHT, **LONG, **settings)
 
 
 LONGER = {PARENT: (30.0, laconic.parallel_clip(CLIP)), "led 0.3%, 1 bit, ahead, I=4, rate 20, outer 1": few(3e-3)}
@@ -166,15 +164,6 @@ SETTLED = {
 FOUR_BITS = {
     f"led 0.18%, {values}, 0.625 ahead, I=4, rate 20, outer 1, settled": few(1.8e-3, values, share=0.625)
     for values in ("octaves", "int4")
-}
-# The same bytes again: those who follow tell their largest alone, and where among what was chosen.
-TOLD = {
-    "led 0.24%, octaves, a quarter told, 0.625 ahead, I=4, rate 20, outer 1, settled": few(
-        2.4e-3, "octaves", told=0.25, share=0.625
-    ),
-    "led 0.28%, octaves, a tenth told, 0.625 ahead, I=4, rate 20, outer 1, settled": few(
-        2.8e-3, "octaves", told=0.1, share=0.625
-    ),
 }
 
 ANOTHER_TEXT = {
@@ -232,9 +221,9 @@ ROWS = {
     **_rated("ptb, 10 epochs", _TEN, SHORTER_STEPS),
     **_rated("ptb, 30 epochs", _THIRTY, LONGER),
     **_rated("ptb, 30 epochs", _SETTLED, SETTLED),
-    **_rated("ptb, 30 epochs", _SETTLED_FINELY, FOUR_BITS | TOLD),
+    **_rated("ptb, 30 epochs", _SETTLED_FINELY, FOUR_BITS),
     **_rated("ptb, 30 epochs, dropout 0.5", replace(_THIRTY, task=DROPPED), {PARENT: LONGER[PARENT]}),
-    **_rated("ptb, 30 epochs, dropout 0.5", replace(_SETTLED_FINELY, task=DROPPED), FOUR_BITS),
+    **_rated("ptb, 30 epochs, dropout 0.5", replace(_SETTLED, task=DROPPED), SETTLED),
     **_group("ptb, 6 epochs, momentum", replace(_SIX, training=MOMENTUM), WITH_MOMENTUM),
     **_group(
         "wikitext-2, 2 epochs",

@@ -95,12 +95,3 @@ class Segments:
         """Name these segments in a message to a person."""
         first, last = self.items[0].name, self.items[-1].name
         return first if len(self) == 1 else f"{first} .. {last} ({len(self)} parameters)"
-
-
-def kept(size: int, density: float) -> int:
-    """Return how many of ``size`` entries a density keeps: the nearest whole number, at least one of any.
-
-    >>> kept(1000, 0.01), kept(10, 0.01), kept(0, 0.01)
-    (10, 1, 0)
-    """
-    return min(size, max(1, round(size * density)))

@@ -20,7 +20,7 @@ from laconic.compressors import (
     TopK,
 )
 from laconic.costs import Bits, Seconds
-from laconic.exchanges import GatherMean, LedMean, LowRankMean, ShardedMean, SmallestMean, TwoLevel
+from laconic.exchanges import GatherMean, LowRankMean, ShardedMean, SmallestMean, TwoLevel
 from laconic.guard import Guard
 from laconic.tuners import Budget, Cat, Constant, Progress, Relief, Stages, TargetDensity, Warmup
 
@@ -76,7 +76,6 @@ BAD_SETTINGS: dict[type, list[tuple[str, Any]]] = {
         *_no_choice("rounding"),
         *_no_whole("seed", -1),
     ],
-    LedMean: [*_NO_CODEC, *_no_share("told")],
     LocalClip: [*_no_number("norm", 0.0, -1.0), *_no_choice("convention"), *_no_choice("scope")],
     LowRankMean: [*_no_whole("rank", 0), *_no_whole("seed", -1), *_no_number("least_ratio", 0.0, 0.9)],
     Octaves: [("bits", value) for value in (0, 1, 3, 8, 4.0, "4", True, None)],

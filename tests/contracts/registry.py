@@ -99,12 +99,7 @@ CODECS: dict[type, list[Codec]] = {
 
 EXCHANGES: dict[type, list[Exchange]] = {
     GatherMean: [GatherMean()],
-    LedMean: [
-        LedMean(),
-        LedMean(values=codecs.SignMean()),
-        LedMean(told=0.3),
-        LedMean(values=codecs.Octaves(), told=0.2),
-    ],
+    LedMean: [LedMean(), LedMean(values=codecs.SignMean())],
     LowRankMean: [LowRankMean(), LowRankMean(rank=1, seed=3, least_ratio=1.0)],
     ReduceMean: [ReduceMean()],
     ShardedMean: [ShardedMean(), ShardedMean(values=codecs.Linear(bits=4))],

@@ -18,7 +18,6 @@ from laconic.collectives import AllGather, AllReduce, AllToAll, Request
 from laconic.compressors import StdThreshold
 from laconic.errors import GroupError
 from laconic.exchanges import GatherMean, LedMean
-from laconic.exchanges.led_mean import leader_of
 from laconic.types import Envelope, Fresh
 
 GATHERED = [c for e, c in pairs(accepted=True) if e == GatherMean()]
@@ -114,9 +113,7 @@ def test_the_loss_is_the_mean_over_the_ranks_that_told_one(compressor):
 @every_world
 def test_what_qualified_is_counted_apart_from_what_every_rank_sends(exchange, compressor, ranks):
     xs = [normal(SEGMENTS.numel, rank) for rank in range(ranks)]
-    # Where one chooses for all its numbers are everyone's.
-    choosers = [leader_of(3, ranks)] * ranks if isinstance(exchange, LedMean) else range(ranks)
-    sents = [taken_by(compressor, Flat(xs[rank], SEGMENTS), 3) for rank in choosers]
+    sents = [taken_by(compressor, Flat(x, SEGMENTS), 3) for x in xs]
     plan = sents[0].plan
     for mean in meet(exchange, compressor, xs):
         assert mean.choosable == ranks * sum(s.size for s in plan.choosing)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 import laconic
-from contracts.bad_settings import BAD_SETTINGS, refusal
 from contracts.vectors import normal, same_bits
 from laconic.averaging import dense
-from laconic.codecs import Octaves, SignMean
+from laconic.codecs import SignMean
 from laconic.compressors import StdThreshold, TopK
 from laconic.exchanges import GatherMean, LedMean
 from laconic.exchanges.led_mean import leader_of
@@ -36,14 +33,14 @@ def _meet(exchange: Exchange, compressor: Compressor, xs: list[torch.Tensor], st
     return [future.value() for future in started]
 
 
-def _handed_over(exchange: Exchange, ranks: int, steps: int, compressor: Compressor = TOP) -> list[int]:
+def _handed_over(exchange: Exchange, ranks: int, steps: int) -> list[int]:
     """Bytes that each rank handed over in so many steps."""
     world = Lockstep(ranks)
     for step in range(steps):
         for rank, port in enumerate(world.ports):
             envelope = Envelope(step=step, world_size=ranks, rank=rank)
             x = normal(SEGMENTS.numel, 10 * step + rank)
-            port.start(exchange.steps(x, SEGMENTS, compressor, envelope), label="led")
+            port.start(exchange.steps(x, SEGMENTS, TOP, envelope), label="led")
         for port in world.ports:
             port.drain()
     return [port.wire_bytes for port in world.ports]
@@ -78,37 +75,6 @@ def test_every_rank_says_what_it_sent_and_where():
         assert torch.equal(mean.own.values, was[mean.own.positions])
 
 
-@pytest.mark.parametrize("step", range(3))
-def test_of_what_one_chose_the_others_tell_their_largest_and_owe_the_rest(step):
-    xs = [normal(SEGMENTS.numel, rank) for rank in range(3)]
-    before = [x.clone() for x in xs]
-    means = _meet(LedMean(told=0.25), TOP, xs, step)
-    leader = leader_of(step, 3)
-    chosen = means[leader].own.positions
-    told = []
-    for rank, (mean, was, left) in enumerate(zip(means, before, xs, strict=True)):
-        expected = chosen
-        if rank != leader:
-            # A quarter of the 8 that were chosen from the first, and of the 12 from the second.
-            parts = [(was[part].abs().topk(n).indices, part) for part, n in ((chosen[:8], 2), (chosen[8:], 3))]
-            expected = torch.cat([part[best].sort().values for best, part in parts])
-        assert torch.equal(mean.own.positions, expected)
-        told.append(torch.zeros_like(was).index_copy_(0, expected, was[expected]))
-        assert torch.equal(told[-1] + left, was)
-    for mean in means:
-        torch.testing.assert_close(dense(mean.values, xs[0]), torch.stack(told).mean(0))
-        assert mean.sent == 20 + 2 * 5
-
-
-def test_to_tell_a_quarter_takes_fewer_bytes():
-    ranks, chosen = 4, TopK(density=0.4, whole_below=0)
-    every, some = (
-        _handed_over(LedMean(values=Octaves(), told=told), ranks, ranks, chosen)[0] for told in (1.0, 0.25)
-    )
-    # Who follows spares three quarters of 400 values of half a byte, and spends one to two bits a value on places.
-    assert (ranks - 1) * (150 - 100) < every - some < (ranks - 1) * (150 - 50)
-
-
 def test_positions_travel_once_whatever_the_number_of_ranks():
     ranks, rounds = 5, 5
     led, gathered = (_handed_over(kind(values=SignMean()), ranks, rounds) for kind in (LedMean, GatherMean))
@@ -131,9 +97,9 @@ def test_what_qualified_with_the_leader_counts_for_all():
     assert mean.qualified == 3 * sum(counts[0] for counts in mean.counts.values())
 
 
-@pytest.mark.parametrize("exchange", [LedMean(), LedMean(values=SignMean()), LedMean(values=Octaves(), told=0.3)])
-def test_models_that_take_turns_stay_equal_and_learn(exchange):
-    method = replace(laconic.topk(0.1, scope="model", memory="update"), exchange=exchange)
+@pytest.mark.parametrize("values", ["exact", "sign"])
+def test_models_that_take_turns_stay_equal_and_learn(values):
+    method = laconic.topk(0.1, scope="model", exchange="led", values=values, memory="update")
     world = World(Network(ranks=3), Pace(ranks=3))
 
     def train(rank: int) -> tuple[torch.Tensor, list[float]]:
@@ -223,9 +189,3 @@ def test_a_first_word_that_was_damaged_is_refused_by_its_rank(bit):
     rows[2, bit // 8] ^= 1 << bit % 8
     with pytest.raises(laconic.WireError, match="rank 2's first word was damaged on the way"):
         steps.send(rows)
-
-
-@pytest.mark.parametrize(("field", "value"), BAD_SETTINGS[LedMean])
-def test_a_bad_setting_is_refused(field, value):
-    with pytest.raises((TypeError, ValueError), match=refusal(field, value)):
-        LedMean(**{field: value})

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from contracts.vectors import Flat, known_positions, normal, segments_of, taken_by
 from laconic.compressors import RandomK, TopK
-from laconic.compressors.selection import counted_plan, positions_of, rows_of, split_small, spread
-from laconic.segments import Segments, kept
+from laconic.compressors.selection import counted_plan, kept, positions_of, rows_of, split_small, spread
+from laconic.segments import Segments
 
 
 @given(st.integers(0, 10**7), st.floats(1e-6, 1.0))

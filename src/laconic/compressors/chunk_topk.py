@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from laconic.arguments import check_share, check_whole
-from laconic.compressors.selection import fixed_plan, take_known_
-from laconic.segments import Segment, Segments, kept
+from laconic.compressors.selection import fixed_plan, kept, take_known_
+from laconic.segments import Segment, Segments
 from laconic.types import Fresh, Payload, Plan
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from laconic.arguments import check_share, check_whole
-from laconic.compressors.selection import density_plan, spread, take_beyond_
-from laconic.segments import Segments, kept
+from laconic.compressors.selection import density_plan, kept, spread, take_beyond_
+from laconic.segments import Segments
 from laconic.types import Fresh, Payload, Plan
 
 _ROUNDS = 3

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from laconic.arguments import check_share, check_whole
-from laconic.compressors.selection import take_known_
-from laconic.segments import Segments, kept
+from laconic.compressors.selection import kept, take_known_
+from laconic.segments import Segments
 from laconic.types import Fresh, Payload, Plan
 
 

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.arguments import check_share, check_whole
-from laconic.compressors.selection import density_plan, take_known_
+from laconic.compressors.selection import density_plan, kept, take_known_
 from laconic.kernels import reference
 from laconic.kernels.copies import numbers_on
-from laconic.segments import Segments, kept
+from laconic.segments import Segments
 from laconic.types import Fresh, Payload, Plan
 
 _LEAST_SAMPLE = 256

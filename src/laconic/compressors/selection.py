@@ -11,8 +11,17 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.kernels.copies import copy_on
-from laconic.segments import Segment, Segments, kept
+from laconic.segments import Segment, Segments
 from laconic.types import Fresh, Payload, Plan
+
+
+def kept(size: int, density: float) -> int:
+    """Return how many of ``size`` entries a density keeps: the nearest whole number, at least one of any.
+
+    >>> kept(1000, 0.01), kept(10, 0.01), kept(0, 0.01)
+    (10, 1, 0)
+    """
+    return min(size, max(1, round(size * density)))
 
 
 @lru_cache(maxsize=1024)

@@ -17,10 +17,10 @@ from torch import Tensor
 from laconic import kernels, wire
 from laconic.arguments import check_amounts, check_share, check_whole
 from laconic.coding import Form
-from laconic.compressors.selection import density_plan, fixed_plan, rows_of, take_known_
+from laconic.compressors.selection import density_plan, fixed_plan, kept, rows_of, take_known_
 from laconic.costs import Cost, Seconds
 from laconic.descent import choose, omega, probabilities
-from laconic.segments import Segment, Segments, kept
+from laconic.segments import Segment, Segments
 from laconic.sizes import Size
 from laconic.types import Fresh, Payload, Plan
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.arguments import check_share, check_whole
-from laconic.compressors.selection import fixed_plan, take_known_
-from laconic.segments import Segments, kept
+from laconic.compressors.selection import fixed_plan, kept, take_known_
+from laconic.segments import Segments
 from laconic.types import Fresh, Payload, Plan
 
 

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from laconic import kernels, seals, wire
-from laconic.arguments import check_share
 from laconic.codecs import Exact
 from laconic.coding import Codec, padded
 from laconic.collectives import AllGather, Reply, Request
@@ -29,7 +28,7 @@ from laconic.exchanges.lettering import (
     seed_of,
 )
 from laconic.exchanges.reducing import refuse_some_senders
-from laconic.segments import Segments, kept
+from laconic.segments import Segments
 from laconic.types import Compressor, Envelope, Gathered, Mean, Payload, Plan, Steps
 
 _DIGEST_BYTES = 8
@@ -45,24 +44,19 @@ class LedMean:
     Three rounds: eight bytes by which ranks see that they agree on whose turn it is and hear how much one has
     chosen, its message to all, then those of all others. ``values`` says how values are written; the rank that
     rounded owes what that loses. Entries that every rank sends anyway are in every message.
-
-    With ``told`` below 1 the others tell that share of what was chosen, their largest there, and where among it:
-    most of what they have in another's places is next to nothing, and stays owed.
     """
 
     name: ClassVar[str] = "led_mean"
     tells: ClassVar[bool] = True
     values: Codec = field(default_factory=Exact)
-    told: float = 1.0
 
     def __post_init__(self) -> None:
         check_codec(self.values)
-        check_share("told", self.told, "It is the share of what one chose that each of the others tells.")
 
     @property
     def lossless(self) -> bool:
-        """Whether all values arrive, and as they are."""
-        return isinstance(self.values, Exact) and self.told == 1
+        """Whether values arrive as they are."""
+        return isinstance(self.values, Exact)
 
     def check(self, compressor: Compressor) -> None:
         """Refuse what chooses nothing, and what does more to an entry than choose it."""
@@ -105,23 +99,21 @@ class LedMean:
         rows = yield AllGather(send=message, senders=(leader,), size=first.total)
         (led,) = wire.unpack(rows, first, header, (leader,))
 
-        at = led.payload.positions
-        following = _following(plan, led, self.told)
+        following = _following(plan, led)
         second = frame_of(following, self.values, x, envelope)
         others = tuple(rank for rank in range(ranks) if rank != leader)
         header = header_of(None, second, envelope)
         if not leads:
-            taken = _taken_(x, following, at)
+            taken = _taken_(x, following)
             header = header_of(taken, second, envelope)
             packed = self._pack(second, taken, header, envelope)
-            message, own = packed.message, _placed(packed.sent, at)
-            give_back_(x, following, _placed(taken, at), own)
-        messages = [led if following.capacity else _same_form(led)]
+            give_back_(x, following, taken, packed.sent)
+            message, own = packed.message, packed.sent
+        messages = [_same_form(led)]
         if others:
             send = message[:0] if leads else message
             rows = yield AllGather(send=send, senders=others, size=second.total)
-            told = wire.unpack(rows, second, header, others)
-            followed = [replace(m, payload=_placed(m.payload, at)) for m in told]
+            followed = wire.unpack(rows, second, header, others)
             # A list of its own: ranks that share a process may share what was read.
             messages = [*followed[:leader], *messages, *followed[leader:]]
         assert own is not None
@@ -130,7 +122,7 @@ class LedMean:
         chosen = padded(following.known_count * second.value_bits) - padded(plan.known_count * second.value_bits)
         return replace(
             mean,
-            own=_own(own, plan, following, at, leads=leads),
+            own=_own(own, plan, led, leads=leads),
             message_bytes=_DIGEST_BYTES + (first.total + (ranks - 1) * second.total) // ranks,
             fixed_bytes=_DIGEST_BYTES + (first.fixed + (ranks - 1) * (second.fixed - chosen)) // ranks,
             value_bits=first.value_bits,
@@ -196,34 +188,23 @@ def _first_word(digest: int, count: int) -> Tensor:
     return (plain | seals.short_of(plain, 64 - _SEAL_AT) << _SEAL_AT).view(torch.uint8)
 
 
-def _following(plan: Plan, led: wire.Message, told: float) -> Plan:
-    """Return the plan of those who follow: all ranks know what was chosen for them, or what they choose from."""
-    known, at, sizes = plan.known, led.payload.positions, led.header.chosen
+def _following(plan: Plan, led: wire.Message) -> Plan:
+    """Return the plan of those who follow: what was chosen for them is known to all."""
+    known = plan.known
     if isinstance(known, slice):
         known = torch.arange(known.start or 0, known.stop)[: plan.known_count]
-    known = known.to(at.device, non_blocking=True)
-    if told == 1:
-        return Plan(known=torch.cat([known, at]), known_sizes=(*plan.known_sizes, *sizes), step=plan.step)
-    choosing = Segments.of(plan.choosing.names, sizes)
-    rooms = tuple(kept(size, told) for size in sizes)
-    return Plan(known=known, known_sizes=plan.known_sizes, choosing=choosing, rooms=rooms, step=plan.step)
+    at = led.payload.positions
+    known = torch.cat([known.to(at.device, non_blocking=True), at])
+    return Plan(known=known, known_sizes=(*plan.known_sizes, *led.header.chosen), step=plan.step)
 
 
-def _taken_(x: Tensor, following: Plan, at: Tensor) -> Payload:
-    """Take out of x what is told of what was chosen; positions are those among it."""
+def _taken_(x: Tensor, following: Plan) -> Payload:
+    """Take out of x what was chosen."""
     assert isinstance(following.known, Tensor)
-    known = x.index_select(0, following.known)
+    values = x.index_select(0, following.known)
     x.index_fill_(0, following.known, 0)
-    here = x.index_select(0, at)
-    taken = kernels.take_top_(here, following.choosing, following.rooms)
-    if following.capacity:
-        x.index_copy_(0, at, here)
-    return Payload(known=known, positions=taken.positions, values=taken.values, wanted=taken.wanted)
-
-
-def _placed(payload: Payload, at: Tensor) -> Payload:
-    """Return what is told of what was chosen with its positions among all."""
-    return replace(payload, positions=at[payload.positions])
+    nothing = torch.empty(0, dtype=torch.int64, device=x.device)
+    return Payload(known=values, positions=nothing, values=x[:0], wanted=nothing)
 
 
 def _same_form(led: wire.Message) -> wire.Message:
@@ -233,23 +214,21 @@ def _same_form(led: wire.Message) -> wire.Message:
     return replace(led, payload=replace(payload, known=known, positions=payload.positions[:0], values=known[:0]))
 
 
-def _own(sent: Payload, plan: Plan, following: Plan, at: Tensor, *, leads: bool) -> Payload:
+def _own(sent: Payload, plan: Plan, led: wire.Message, *, leads: bool) -> Payload:
     """Return what this rank sent, with positions."""
+    at = led.payload.positions
     if leads:
         # Behind the last entry there may be room that stands for nothing.
         return replace(sent, positions=sent.positions[: at.numel()], values=sent.values[: at.numel()])
-    if following.capacity:
-        return sent
     return replace(sent, known=sent.known[: plan.known_count], positions=at, values=sent.known[plan.known_count :])
 
 
 def _mean(plan: Plan, following: Plan, led: wire.Message, messages: list[wire.Message]) -> Mean:
     """Return what all ranks have learnt: the leader's counts are everyone's."""
     ranks, counts = len(messages), led.header.counts if plan.counted else ()
-    followed = (ranks - 1) * (following.known_count + following.capacity)
     return Mean(
         values=Gathered(known=following.known, payloads=tuple(m.payload for m in messages)),
-        sent=led.header.count + plan.known_count + followed,
+        sent=(led.header.count + plan.known_count) * ranks,
         wanted=(led.header.wanted + plan.known_count) * ranks,
         qualified=led.header.wanted * ranks,
         choosable=plan.choosing.numel * ranks,
