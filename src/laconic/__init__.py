@@ -17,7 +17,16 @@ from laconic.compressors import (
 )
 from laconic.costs import Affine, Bits, Packets, Seconds
 from laconic.errors import ExchangeError, GroupError, LaconicError, WireError
-from laconic.exchanges import GatherMean, LedMean, LowRankMean, ReduceMean, ShardedMean, SmallestMean, TwoLevel
+from laconic.exchanges import (
+    GatherMean,
+    InParts,
+    LedMean,
+    LowRankMean,
+    ReduceMean,
+    ShardedMean,
+    SmallestMean,
+    TwoLevel,
+)
 from laconic.guard import Guard
 from laconic.integrations import Link, LinkState, attach
 from laconic.local import AdaComm, DriftBudget, Every, Growing, LocalSteps, OuterStep
@@ -76,6 +85,7 @@ __all__ = [
     "GroupError",
     "Growing",
     "Guard",
+    "InParts",
     "LaconicError",
     "Layer",
     "LedMean",

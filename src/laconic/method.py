@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from laconic.arguments import check_choice, check_share
 from laconic.clipping import LocalClip
 from laconic.compressors import Dense, StdThreshold
-from laconic.exchanges import LedMean, LowRankMean, ShardedMean, SmallestMean, TwoLevel
+from laconic.exchanges import InParts, LedMean, LowRankMean, ShardedMean, SmallestMean, TwoLevel
 from laconic.exchanges.two_level import between_nodes
 from laconic.guard import Guard
 from laconic.local import LocalSteps
@@ -156,8 +156,28 @@ class Method:
         if isinstance(exchange, LowRankMean) and self.masking:
             raise ValueError("masking is of single entries, of which lowrank_mean sends none: set masking=False.")
 
+    def _check_in_parts(self, exchange: InParts) -> None:
+        if self.scope != "model":
+            raise ValueError(
+                "in_parts sends one part of the entries in each step, and small parameters would wait for their "
+                "turn with all they have: give the method scope='model', where the largest of all are chosen."
+            )
+        if self.tuner.spectrum_of != "none":
+            raise ValueError(
+                f"{self.tuner.name} weighs all that a rank owes, and in_parts sends from a part of it: use "
+                f"{exchange.inner.name} without parts."
+            )
+        if self.damping:
+            raise ValueError(
+                "damping divides by how long an entry waited to be chosen, and in_parts has it wait for its turn: "
+                "set damping=False, or leave the parts out."
+            )
+
     def _check_sharded(self) -> None:
         exchange = between_nodes(self.exchange)
+        if isinstance(exchange, InParts):
+            self._check_in_parts(exchange)
+            exchange = exchange.inner
         if not isinstance(exchange, LedMean | ShardedMean | SmallestMean):
             return
         if isinstance(exchange, LedMean) and self.tuner.spectrum_of != "none":

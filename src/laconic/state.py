@@ -13,7 +13,7 @@ from torch import Tensor
 from laconic.arguments import check_whole
 from laconic.compressors import Dense, SampledTopK, StdThreshold, TopK
 from laconic.damping import Damped
-from laconic.exchanges import ShardedMean, SmallestMean
+from laconic.exchanges import InParts, ShardedMean, SmallestMean
 from laconic.exchanges.two_level import between_nodes
 from laconic.gauge import Gauge
 from laconic.guard import Alarm
@@ -72,6 +72,11 @@ class State:
                 f"measure_every looks at the theory of TopK-SGD, and {method.name} keeps no memory, lets it "
                 f"fade or has no fixed share: nothing to measure. Leave it at 0."
             )
+        if measure_every and isinstance(between_nodes(method.exchange), InParts):
+            raise ValueError(
+                "measure_every looks at the largest entries of all, and in_parts sends those of a part. Leave it "
+                "at 0, or the parts out."
+            )
         if track_age and method.memory == "none":
             raise ValueError(f"track_age: {method.name} keeps no memory, so nothing waits. Leave it out.")
         kinds = {} if method.memory == "none" else {"owed": dtype}
@@ -97,9 +102,9 @@ class State:
 
     @property
     def step_shapes_messages(self) -> bool:
-        """Whether the size or number of messages depends on the step: by a tuner, counts, ranges or a probe."""
+        """Whether the size or number of messages depends on the step: by tuner, counts, ranges, parts or probe."""
         tuned = not isinstance(self.method.tuner, Constant)
-        cut = isinstance(between_nodes(self.method.exchange), ShardedMean | SmallestMean)
+        cut = isinstance(between_nodes(self.method.exchange), ShardedMean | SmallestMean | InParts)
         return self.probe is not None or tuned or cut or self.method.compressor.counts_vary
 
     def compressor(self, job: Job) -> Compressor:

@@ -13,8 +13,8 @@ from torch import Tensor
 from contracts.registry import accepts, compressors, exchanges, pairs
 from contracts.vectors import segments_of
 from laconic.averaging import dense
-from laconic.compressors import Dense
-from laconic.exchanges import LedMean, ReduceMean, ShardedMean, SmallestMean
+from laconic.compressors import Dense, StdThreshold, TopK
+from laconic.exchanges import InParts, LedMean, ReduceMean, ShardedMean, SmallestMean
 from laconic.exchanges.two_level import between_nodes
 from laconic.transports import Lockstep
 from laconic.types import Compressor, Envelope, Exchange, Mean
@@ -26,7 +26,15 @@ SEGMENTS = segments_of([5, 0, 1, 30, 12])
 SELECT = [e for e in exchanges() if isinstance(e, LedMean | ShardedMean | SmallestMean)]
 TAKEN = [c for c in [*compressors(), Dense(), Dense()] if accepts(ShardedMean(), c)]
 AGAIN = [(fit[i % len(fit)], c) for i, c in enumerate(TAKEN) if (fit := [e for e in SELECT if accepts(e, c)])]
-ONCE = [(e, c) for e, c in pairs(accepted=True) if e not in SELECT]
+# Or all choose from a part of what they have: a share of it, or what is over a threshold.
+PARTED = [
+    (e, c)
+    for e in exchanges()
+    if isinstance(e, InParts)
+    for c in (TopK(density=0.4, whole_below=0), StdThreshold(c=0.5, std_of="residual", whole_below=0))
+]
+ONCE = [(e, c) for e, c in pairs(accepted=True) if not (e in SELECT or isinstance(e, InParts))]
+AGAIN += PARTED
 
 every_pair = pytest.mark.parametrize(("exchange", "compressor"), [*ONCE, *AGAIN], ids=repr)
 every_pair_once = pytest.mark.parametrize(("exchange", "compressor"), ONCE, ids=repr)

@@ -26,7 +26,16 @@ from laconic.compressors import (
     TopK,
 )
 from laconic.costs import Affine, Bits, Packets, Seconds
-from laconic.exchanges import GatherMean, LedMean, LowRankMean, ReduceMean, ShardedMean, SmallestMean, TwoLevel
+from laconic.exchanges import (
+    GatherMean,
+    InParts,
+    LedMean,
+    LowRankMean,
+    ReduceMean,
+    ShardedMean,
+    SmallestMean,
+    TwoLevel,
+)
 from laconic.method import Method
 from laconic.tuners import Budget, Cat, Constant, Progress, Relief, Stages, TargetDensity, Warmup
 from laconic.types import Compressor, Exchange, Sparsifier, Tuner
@@ -99,6 +108,8 @@ CODECS: dict[type, list[Codec]] = {
 
 EXCHANGES: dict[type, list[Exchange]] = {
     GatherMean: [GatherMean()],
+    # Blocks small enough for the vectors of the exams to have some of each part.
+    InParts: [InParts(inner=GatherMean(), parts=3, block=4), InParts(parts=2, block=5)],
     LedMean: [LedMean(), LedMean(values=codecs.SignMean())],
     LowRankMean: [LowRankMean(), LowRankMean(rank=1, seed=3, least_ratio=1.0)],
     ReduceMean: [ReduceMean()],
@@ -218,6 +229,7 @@ RECIPES: dict[str, list[Method]] = {
         laconic.topk(0.3, memory="none", whole_below=0),
         laconic.topk(0.3, scope="model", whole_below=0),
         laconic.topk(0.1, whole_below=0, warmup_steps=4),
+        replace(laconic.topk(0.2, scope="model", whole_below=0), exchange=InParts(parts=3, block=4)),
     ],
     "topk_sgd": [laconic.topk_sgd(0.3)],
 }

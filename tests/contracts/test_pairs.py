@@ -10,7 +10,7 @@ import torch
 from contracts.registry import COMPRESSORS, EXCHANGES, accepts
 from laconic import codecs
 from laconic.compressors import Dense
-from laconic.exchanges import GatherMean, SmallestMean, TwoLevel
+from laconic.exchanges import GatherMean, InParts, SmallestMean, TwoLevel
 from laconic.method import Method
 from laconic.segments import Segments
 from laconic.tuners import Constant
@@ -19,7 +19,7 @@ from lockstep.world import World, gradients
 
 RANKS, STEPS, RATE = 2, 3, 0.5
 MODEL = Segments.of(["w", "b"], [14, 3], [2, 1])
-HANDS_ON = (SmallestMean, TwoLevel)
+HANDS_ON = (InParts, SmallestMean, TwoLevel)
 
 
 def _one_of(cls: type) -> Compressor:
@@ -40,15 +40,17 @@ def _carriers(cls: type, compressor: Compressor) -> list[Exchange]:
         return [cls(values=codec) for codec in written]
     if "inner" in fields:
         # A node of one rank: what ranks of a node share is examined elsewhere.
-        return [cls(inner=GatherMean(values=codec), node_size=1) for codec in written]
+        one = {"node_size": 1} if cls is TwoLevel else {"parts": 2, "block": 4}
+        return [cls(inner=GatherMean(values=codec), **one) for codec in written]
     return [cls()]
 
 
 def _made(compressor: Compressor, exchange: Exchange) -> Method:
     nothing_owed = isinstance(compressor, Dense) and exchange.lossless
     memory = "none" if nothing_owed else "gradient"
+    scope = "model" if isinstance(exchange, InParts) else "layer"
     return Method(
-        name="pair", compressor=compressor, exchange=exchange, tuner=Constant(), memory=memory, scope="layer"
+        name="pair", compressor=compressor, exchange=exchange, tuner=Constant(), memory=memory, scope=scope
     )
 
 
