@@ -1,4 +1,4 @@
-"""Language: LSTMs of 2 x 650 on Penn Treebank and WikiText-2, AWD-LSTM; every method from the same start.
+"""Language: LSTMs of 2 x 650 and 2 x 1500 on Penn Treebank, WikiText-2, AWD-LSTM; every method from the same start.
 
     python benchmarks/table_language.py --virtual --device cuda --jobs 16 --ranks 4 --data-home HOME \
         --out benchmarks/results/table_language.json
@@ -30,6 +30,7 @@ from laconic.lab.training import Training
 CLIP = 0.25
 PTB = Lm(data="ptb", layers=2, hidden=650, dropout=0.4, tied=True)
 DROPPED = replace(PTB, dropout=0.5)
+LARGE = replace(PTB, hidden=1500, dropout=0.6)
 WIKITEXT = replace(PTB, data="wikitext-2")
 AWD = Lm(data="ptb", model="awd")
 SIX = Training(epochs=6.0, batch=5, rate=30.0, clip=CLIP, schedule="linear", final=0.02)
@@ -149,12 +150,35 @@ ANOTHER_WAY = {
 
 # Whether what comes late is made up for in a longer training, for the goal of 10,000x. At the end what is still
 # owed is sent too, a bit an entry. With more dropped, for in 30 epochs the model learns its text by heart.
-def few(density: float, values: str = "sign", **settings: Any) -> tuple[float, laconic.Method]:
+def few(density: float, values: str = "sign", *, parts: int = 1, **settings: Any) -> tuple[float, laconic.Method]:
     """Return a rate and the fewest bytes that nearly hold: ranks take turns in rounds of four steps."""
-    return 20.0, ahead(topk(density, exchange="led", values=values), 4, **TIGHT, **LONG, **settings)
+    send = topk(density, exchange="led", values=values, parts=parts)
+    return 20.0, ahead(send, 4, **TIGHT, **LONG, **settings)
 
 
-LONGER = {PARENT: (30.0, laconic.parallel_clip(CLIP)), "led 0.3%, 1 bit, ahead, I=4, rate 20, outer 1": few(3e-3)}
+LONGER = {
+    PARENT: (30.0, laconic.parallel_clip(CLIP)),
+    # What rounds and their outer step lose by themselves.
+    "celgc I=4, rate 20, outer 1, momentum 0.6": (20.0, celgc(4, **LONG)),
+    "led 0.3%, 1 bit, ahead, I=4, rate 20, outer 1": few(3e-3),
+}
+# For the bytes of 0.34%: where parts of the model take turns, positions take half the bits.
+PARTS = {
+    f"led {100 * d:g}%, {n} parts, 1 bit, ahead, I=4, rate 20, outer 1, settled": few(d, parts=n)
+    for d, n in ((5.3e-3, 16), (6e-3, 32))
+}
+
+
+def every_step(density: float, parts: int = 1) -> tuple[float, laconic.Method]:
+    """Return a rate and what sends in every step."""
+    return 30.0, ahead(topk(density, exchange="led", parts=parts))
+
+
+EVERY_STEP = {
+    "led 0.075%, 1 bit, ahead, settled": every_step(7.5e-4),
+    "led 0.1%, 16 parts, 1 bit, ahead, settled": every_step(1e-3, 16),
+    "led 0.115%, 32 parts, 1 bit, ahead, settled": every_step(1.15e-3, 32),
+}
 SETTLED = {
     "led 0.34%, 1 bit, ahead, I=4, rate 20, outer 1, settled": few(3.4e-3),
     # Further than 1/4 of the debt, for the outer momentum makes 2.5 times of what arrives.
@@ -220,10 +244,17 @@ ROWS = {
     **_group("ptb, 10 epochs", _TEN, THOSE_THAT_HOLD),
     **_rated("ptb, 10 epochs", _TEN, SHORTER_STEPS),
     **_rated("ptb, 30 epochs", _THIRTY, LONGER),
-    **_rated("ptb, 30 epochs", _SETTLED, SETTLED),
+    **_rated("ptb, 30 epochs", _SETTLED, SETTLED | PARTS | EVERY_STEP),
     **_rated("ptb, 30 epochs", _SETTLED_FINELY, FOUR_BITS),
     **_rated("ptb, 30 epochs, dropout 0.5", replace(_THIRTY, task=DROPPED), {PARENT: LONGER[PARENT]}),
     **_rated("ptb, 30 epochs, dropout 0.5", replace(_SETTLED, task=DROPPED), SETTLED),
+    # Whether what must be sent grows with the model.
+    **_rated("ptb, 2 x 1500, 10 epochs", replace(_TEN, task=LARGE, weight=8.0), {PARENT: LONGER[PARENT]}),
+    **_rated(
+        "ptb, 2 x 1500, 10 epochs",
+        replace(_SETTLED, task=LARGE, training=replace(_SETTLED.training, epochs=10.0), weight=10.0),
+        SETTLED | PARTS | EVERY_STEP,
+    ),
     **_group("ptb, 6 epochs, momentum", replace(_SIX, training=MOMENTUM), WITH_MOMENTUM),
     **_group(
         "wikitext-2, 2 epochs",

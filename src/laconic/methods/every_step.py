@@ -56,17 +56,19 @@ def topk(
     warmup_steps: int = 0,
     values: Codec | str = "exact",
     exchange: Carrier = "gather",
+    parts: int = 1,
 ) -> Method:
     """Send the largest entries of each layer and remember the rest: TopK as practised.
 
     Aji and Heafield 2017; Lin et al. 2018 for the warm-up. Parameters with fewer than ``whole_below``
     entries are sent whole. ``values`` are written as a codec says, or its word: ``int4``, say; what that loses is
-    remembered too. ``exchange`` says how messages become a mean.
+    remembered too. ``exchange`` says how messages become a mean; with ``scope="model"`` each step may send from one
+    of several ``parts`` of the model, which take turns.
     """
     return Method(
         name="topk",
         compressor=TopK(density=density, whole_below=whole_below),
-        exchange=carried(exchange, values),
+        exchange=carried(exchange, values, parts=parts),
         tuner=_warmup(warmup_steps),
         memory=memory,
         scope=scope,
@@ -121,6 +123,7 @@ def sdagc(
     cost: Cost | str | None = None,
     values: Codec | str = "sign",
     exchange: Carrier = "gather",
+    parts: int = 1,
 ) -> Method:
     """Send what exceeds c deviations of the fresh gradient, with four companions: SDAGC (reconstruction).
 
@@ -136,7 +139,7 @@ def sdagc(
     (measured seconds; see ``cat``). ``running`` is the weight of the past in the gradient's deviation (0.9). All
     parameters are taken as one vector, with one threshold; with ``scope="layer"`` each layer has its own, and
     parameters of fewer than ``whole_below`` entries go whole. Of values one bit is sent, their sign; ``values``
-    takes other codecs.
+    takes other codecs. ``parts`` of the model may take turns.
     """
     if running is None:
         running = 0.9 if std_of == "gradient" else 0.0
@@ -146,7 +149,7 @@ def sdagc(
     return Method(
         name="sdagc",
         compressor=rule,
-        exchange=carried(exchange, values),
+        exchange=carried(exchange, values, parts=parts),
         tuner=Relief(inner=tuner) if fallback else tuner,
         memory="update" if revision == "rescale" else "gradient",
         scope=scope,
