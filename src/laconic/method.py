@@ -162,9 +162,15 @@ class Method:
                 "in_parts sends one part of the entries in each step, and small parameters would wait for their "
                 "turn with all they have: give the method scope='model', where the largest of all are chosen."
             )
-        if self.tuner.spectrum_of != "none":
+        if self.memory == "none":
             raise ValueError(
-                f"{self.tuner.name} weighs all that a rank owes, and in_parts sends from a part of it: use "
+                "in_parts sends from one part in each step, and what the others have would be lost: set "
+                "memory='gradient' or 'update'."
+            )
+        tuner = self.tuner.inner if isinstance(self.tuner, Relief) else self.tuner
+        if tuner.spectrum_of != "none" or isinstance(tuner, Budget):
+            raise ValueError(
+                f"{tuner.name} reckons with all that a rank owes, and in_parts sends from a part of it: use "
                 f"{exchange.inner.name} without parts."
             )
         if self.damping:

@@ -95,7 +95,8 @@ class Envelope:
     ``rooms`` are the agreed rooms by segment name, ``fresh`` what is known of the segments. ``loss`` is this
     rank's (NaN: not told), ``alarmed`` says that what it owes has run away, ``pace`` how long its step before took.
     ``spectrum`` and ``change`` are what its gauge tells. ``senders`` are the ranks that send (None: every
-    rank), ``rank`` is this one; a rank that does not send hears all the same. ``kept``: ``Mean.kept`` of any step.
+    rank), ``rank`` is this one; a rank that does not send hears all the same. ``turn``: by what ranks take turns
+    (None: the step). ``kept``: ``Mean.kept`` of any step.
     """
 
     step: int
@@ -113,6 +114,7 @@ class Envelope:
     change: Tensor | None = None
     senders: tuple[int, ...] | None = None
     rank: int = 0
+    turn: int | None = None
     kept: Mapping[str, Tensor] = field(default_factory=dict)
 
 

@@ -77,7 +77,7 @@ class LedMean:
         self.check(compressor)
         plan = compressor.plan(segments, step=envelope.step, rooms=envelope.rooms)
         ranks = envelope.world_size
-        leader = leader_of(envelope.step, ranks)
+        leader = leader_of(envelope.step, ranks) if envelope.turn is None else envelope.turn % ranks
         leads = envelope.rank == leader
         message, own = torch.empty(0, dtype=torch.uint8, device=x.device), None
         taken, count = None, 0

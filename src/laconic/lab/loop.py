@@ -17,7 +17,7 @@ from laconic.lab import checkpoint
 from laconic.lab.ahead import Ahead
 from laconic.lab.folder import RunFolder
 from laconic.lab.meter import Clock, Meter, Totals, WallClock
-from laconic.lab.seeds import seed_for
+from laconic.lab.seeds import seed_draws, seed_for
 from laconic.lab.signals import StopWish
 from laconic.lab.talk import AgreedError, Talking
 from laconic.lab.training import Course
@@ -163,7 +163,7 @@ class Loop:
         began = clock.now()
         batch = ahead.take(self.step)
         waited = clock.now() - began
-        _seed(self.place.device, seed_for(course.seed, "step", self.place.rank, self.step))
+        seed_draws(self.place.device, seed_for(course.seed, "step", self.place.rank, self.step))
         for group in self.optimizer.param_groups:
             group["lr"] = course.rate_at(self.step)
         loss = work.loss(self.module, batch)
@@ -273,18 +273,6 @@ class Loop:
             weights_sha256=digest(self.work.model),
             waits=self.waits,
         )
-
-
-def _seed(device: torch.device, seed: int) -> None:
-    """Seed what is drawn on a device."""
-    if device.type == "cpu":
-        # torch.manual_seed also leaves word for every kind of device that is not there, which takes a millisecond.
-        torch.default_generator.manual_seed(seed)
-    elif device.type == "cuda" and device.index is not None:
-        torch.default_generator.manual_seed(seed)
-        torch.cuda.default_generators[device.index].manual_seed(seed)
-    else:
-        torch.manual_seed(seed)
 
 
 def digest(model: torch.nn.Module) -> str:

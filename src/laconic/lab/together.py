@@ -14,6 +14,7 @@ from laconic.lab.models.awd import AWD
 from laconic.lab.models.lstm import LSTM
 from laconic.lab.models.resnet import ResNet
 from laconic.lab.resnet_together import PicturesTogether
+from laconic.lab.seeds import seed_draws
 from laconic.lab.work import Work
 from laconic.sim import World
 
@@ -38,10 +39,11 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """What a rank comes with."""
+    """What a rank comes with; ``seed`` is what it would draw by."""
 
     model: nn.Module
     batch: Any
+    seed: int
 
 
 class Shared:
@@ -57,6 +59,8 @@ class Shared:
         batches = [one.batch for one in given]
         engine = self._engine = self._engine or _engine_of([one.model for one in given], batches, same=self._same)
         engine.fill(batches)
+        # Whoever comes last computes, which is not the same rank each time that a run is repeated.
+        seed_draws(engine.losses.device, given[0].seed)
         if self._replay is not None:
             self._replay()
         else:
@@ -103,7 +107,7 @@ class TogetherWork:
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:  # noqa: ARG002
         """Return the mean loss of a batch, and leave the parameters' gradients in their places."""
-        given = Given(model=self.model, batch=batch)
+        given = Given(model=self.model, batch=batch, seed=torch.default_generator.initial_seed())
         engine = self._world.together(self._rank, "gradients", given, self._shared.step)
         for name, parameter in self._named:
             parameter.grad = engine.grads[name][self._rank]

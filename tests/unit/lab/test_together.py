@@ -16,8 +16,10 @@ from laconic.lab.models.awd import AWD, Drops
 from laconic.lab.models.lstm import LSTM
 from laconic.lab.models.resnet import ResNet
 from laconic.lab.resnet_together import PicturesTogether
+from laconic.lab.tasks.lm import Window
 from laconic.lab.tasks.vision import PictureBatch
 from laconic.lab.text_drops import drawn
+from laconic.lab.together import Given, Shared
 
 RANKS, STREAMS, LENGTH, WORDS, WIDTH = 3, 2, 5, 11, 6
 
@@ -71,6 +73,19 @@ def test_losses_and_gradients_are_those_of_each_rank_alone(same, tied, awd):
             torch.testing.assert_close(together.losses[rank], loss.detach())
             for name, parameter in model.named_parameters():
                 torch.testing.assert_close(together.grads[name][rank], parameter.grad, msg=name)
+
+
+def test_what_is_dropped_does_not_depend_on_who_comes_last():
+    """It was drawn by the seed of the rank that came last, and a run that was repeated had other draws."""
+    models = _models(same=True, tied=True, dropout=0.5)
+    tokens = torch.zeros(STREAMS, LENGTH, dtype=torch.int64)
+    window = Window(tokens=tokens, targets=tokens + 1, first=True)
+    given = [Given(model=model, batch=window, seed=100 + rank) for rank, model in enumerate(models)]
+    losses = []
+    for last in range(RANKS):
+        torch.manual_seed(100 + last)
+        losses.append(Shared(same=True).step(given).losses.clone())
+    assert all(torch.equal(each, losses[0]) for each in losses)
 
 
 def test_a_new_walk_begins_without_memory():
