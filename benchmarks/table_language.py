@@ -112,6 +112,11 @@ THOSE_THAT_HOLD = {
     **{f"celgc I={i}, outer momentum": celgc(i, **OUTER) for i in (8, 16, 32)},
     **{f"topk {100 * d:g}%, 1 bit, ahead": ahead(topk(d)) for d in (1e-3, 3e-4)},
     **{f"led {100 * d:g}%, 1 bit, ahead": ahead(topk(d, exchange="led")) for d in (3e-3, 2e-3, 1e-3)},
+    # At the bytes of 0.3% and 0.1%.
+    **{
+        f"led {100 * d:g}%, 16 parts, 1 bit, ahead": ahead(topk(d, exchange="led", parts=16))
+        for d in (4.3e-3, 1.4e-3)
+    },
     **{f"sdagc c={c}, 1 bit, ahead": ahead(sdagc(float(c), scope="model")) for c in (10, 15, 20)},
     "sdagc c=20, 1 bit, warm": warm(20.0, scope="model"),
     **FEWEST,
