@@ -91,12 +91,11 @@ Over = Literal["ranks", "senders"]
 class Envelope:
     """What an exchange needs to know beside the vector: what stands in every header, and this rank's notes.
 
-    ``notes`` are small numbers that every rank must see the sum of (say: which parameters got a gradient).
-    ``rooms`` are the agreed rooms by segment name, ``fresh`` what is known of the segments. ``loss`` is this
-    rank's (NaN: not told), ``alarmed`` says that what it owes has run away, ``pace`` how long its step before took.
-    ``spectrum`` and ``change`` are what its gauge tells. ``senders`` are the ranks that send (None: every
-    rank), ``rank`` is this one; a rank that does not send hears all the same. ``turn``: by what ranks take turns
-    (None: the step). ``kept``: ``Mean.kept`` of any step.
+    ``notes`` are small numbers of which every rank must see the sum (say: which parameters got a gradient),
+    ``rooms`` the agreed rooms by segment name, ``fresh`` what is known of the segments. ``loss`` is this rank's
+    (NaN: not told), ``alarmed`` says that what it owes has run away, ``pace`` how long its step before took;
+    ``spectrum`` and ``change`` are what its gauge tells. ``senders`` are the ranks that send (None: all); this
+    ``rank`` hears them anyway. Turns follow ``turn`` (None: the step). ``kept``: ``Mean.kept`` of any step.
     """
 
     step: int
