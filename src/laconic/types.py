@@ -89,13 +89,12 @@ Over = Literal["ranks", "senders"]
 
 @dataclass(frozen=True, kw_only=True)
 class Envelope:
-    """What an exchange needs to know beside the vector: what stands in every header, and this rank's notes.
+    """What an exchange needs to know beside the vector: what stands in every header, notes, and ``Mean.kept``.
 
-    ``notes`` are small numbers of which every rank must see the sum (say: which parameters got a gradient),
-    ``rooms`` the agreed rooms by segment name, ``fresh`` what is known of the segments. ``loss`` is this rank's
-    (NaN: not told), ``alarmed`` says that what it owes has run away, ``pace`` how long its step before took;
-    ``spectrum`` and ``change`` are what its gauge tells. ``senders`` are the ranks that send (None: all); this
-    ``rank`` hears them anyway. Turns follow ``turn`` (None: the step). ``kept``: ``Mean.kept`` of any step.
+    ``notes`` are small numbers of which every rank must see the sum, ``rooms`` the agreed rooms by segment name,
+    ``fresh`` what is known of the segments. ``loss`` is this rank's (NaN: not told), ``alarmed``: what it owes has
+    run away, ``pace``: how long its step before took; ``spectrum`` and ``change`` are what its gauge tells. The
+    ``senders`` send (None: all), ``rank`` hears them anyway; ``turn``: by what they take turns (None: ``step``).
     """
 
     step: int
