@@ -9,20 +9,17 @@ turns to choose, one bit a value, ahead; a step sends 317, 1,088 or 3,628 entrie
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import tyro
 from compositions import ahead, largest
 from many_runs import ManyRuns, Row, run_or_print
+from table_parts import CLIP, FEW, PARENT
 from tables import Table, printed
 
 import laconic
-from laconic.lab.tasks import Lm
-from laconic.lab.training import Training
 
-CLIP = 1.0
-DENSE = Training(steps=1500, batch=8, rate=8.0, clip=CLIP, schedule="linear", final=0.02, eval_every=150)
-PARENT = "parallel clipping"
 PARAMETERS = {256: 362_791, 512: 1_243_175, 1024: 4_576_807}
 # The first of 256 are the share of its model that the second are of 512's, and about what the third are of 1024's.
 ENTRIES = {256: (317, 1_088, 3_628), 512: (1_088, 3_628), 1024: (1_088, 3_628)}
@@ -30,16 +27,13 @@ ENTRIES = {256: (317, 1_088, 3_628), 512: (1_088, 3_628), 1024: (1_088, 3_628)}
 
 def rows_of(hidden: int, parameters: int) -> dict[tuple[str, str], Row]:
     """Return the rows of a model with so many parameters."""
-    task, weight = Lm(hidden=hidden, dropout=0.2), parameters / 362_791
+    row = replace(FEW, task=replace(FEW.task, hidden=hidden), weight=parameters / PARAMETERS[256])
     methods = {PARENT: laconic.parallel_clip(CLIP)} | {
         f"led {entries:,} entries, 1 bit, ahead": ahead(largest(entries / parameters, exchange="led"), clip=CLIP)
         for entries in ENTRIES[hidden]
     }
     group = f"characters, an LSTM of {hidden}"
-    return {
-        (group, name): Row(task=task, training=DENSE, method=method, weight=weight)
-        for name, method in methods.items()
-    }
+    return {(group, name): replace(row, method=method) for name, method in methods.items()}
 
 
 ROWS = {name: row for hidden, number in PARAMETERS.items() for name, row in rows_of(hidden, number).items()}

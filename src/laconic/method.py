@@ -86,6 +86,11 @@ class Method:
         """Whether the method clips gradients itself, so that the training loop need not."""
         return self.clip is not None if self.local is None else self.local.clip is not None
 
+    @property
+    def _calm_tuner(self) -> Tuner:
+        """What says how much while no guard is alarmed."""
+        return self.tuner.inner if isinstance(self.tuner, Relief) else self.tuner
+
     def _check_local(self, local: LocalSteps) -> None:
         if self.momentum == "method":
             raise ValueError(
@@ -129,7 +134,7 @@ class Method:
                 f"{self.exchange.name} carries no alarm, no loss and no spectrum: leave guard=None, or use "
                 f"GatherMean()."
             )
-        weighs = self.tuner.inner if isinstance(self.tuner, Relief) else self.tuner
+        weighs = self._calm_tuner
         if isinstance(weighs, Cat | Budget) and (not tells or not self.compressor.ranks_choose):
             raise ValueError(
                 f"{weighs.name} moves how much each rank chooses, and is told by messages: use it with "
@@ -167,7 +172,7 @@ class Method:
                 "in_parts sends from one part in each step, and what the others have would be lost: set "
                 "memory='gradient' or 'update'."
             )
-        tuner = self.tuner.inner if isinstance(self.tuner, Relief) else self.tuner
+        tuner = self._calm_tuner
         if tuner.spectrum_of != "none" or isinstance(tuner, Budget):
             raise ValueError(
                 f"{tuner.name} reckons with all that a rank owes, and in_parts sends from a part of it: use "
@@ -196,8 +201,7 @@ class Method:
                 f"{self.tuner.name} looks along what each rank sent, and {exchange.name} tells sums alone: use "
                 f"GatherMean(), or a gain that looks at magnitudes only."
             )
-        tuner = self.tuner.inner if isinstance(self.tuner, Relief) else self.tuner
-        if isinstance(tuner, Budget) and tuner.bits_per_second is not None:
+        if isinstance(tuner := self._calm_tuner, Budget) and tuner.bits_per_second is not None:
             raise ValueError(
                 f"budget knows what a gathered message puts on the link, not what {exchange.name} does: use "
                 f"GatherMean() with it."

@@ -130,7 +130,7 @@ def test_where_nothing_passes_a_threshold_the_largest_of_the_part_goes():
     rule, was = StdThreshold(c=50.0, whole_below=0), normal(SIZE, 1)
     for step in range(4):
         (mean,), _ = _meet(PARTS, rule, [was.clone()], step)
-        known = replace(kernels.fresh_of(was, SEGMENTS))
+        known = kernels.fresh_of(was, SEGMENTS)
         (port,) = Lockstep(1).ports
         envelope = Envelope(step=step, world_size=1, fresh=known)
         future = port.start(PARTS.steps(was.clone(), SEGMENTS, rule, envelope), label="it")
