@@ -155,10 +155,12 @@ ANOTHER_WAY = {
 
 # Whether what comes late is made up for in a longer training, for the goal of 10,000x. At the end what is still
 # owed is sent too, a bit an entry. With more dropped, for in 30 epochs the model learns its text by heart.
-def few(density: float, values: str = "sign", *, parts: int = 1, **settings: Any) -> tuple[float, laconic.Method]:
-    """Return a rate and the fewest bytes that nearly hold: ranks take turns in rounds of four steps."""
+def few(
+    density: float, values: str = "sign", *, every: int = 4, parts: int = 1, **settings: Any
+) -> tuple[float, laconic.Method]:
+    """Return a rate and the fewest bytes that nearly hold: ranks take turns in rounds of a few steps."""
     send = topk(density, exchange="led", values=values, parts=parts)
-    return 20.0, ahead(send, 4, **TIGHT, **LONG, **settings)
+    return 20.0, ahead(send, every, **TIGHT, **LONG, **settings)
 
 
 LONGER = {
@@ -188,6 +190,14 @@ SETTLED = {
     "led 0.34%, 1 bit, ahead, I=4, rate 20, outer 1, settled": few(3.4e-3),
     # Further than 1/4 of the debt, for the outer momentum makes 2.5 times of what arrives.
     "led 0.34%, 1 bit, 0.625 ahead, I=4, rate 20, outer 1, settled": few(3.4e-3, share=0.625),
+}
+# Rounds of two steps, with more workers: each then pays for positions in fewer of its rounds.
+SHORTER_ROUNDS = {"led 0.165%, 1 bit, 0.4 ahead, I=2, rate 20, outer 1, settled": few(1.65e-3, every=2, share=0.4)}
+EIGHT = {"led 0.26%, 1 bit, 0.2 ahead, I=2, rate 20, outer 1, settled": few(2.6e-3, every=2, share=0.2)}
+# How far ahead, and for how long alone.
+HOW_FAR = {
+    f"led {100 * d:g}%, 1 bit, {share:g} ahead, I={i}, rate 20, outer 1, settled": few(d, every=i, share=share)
+    for d, i, share in ((3.4e-3, 4, 0.25), (3.4e-3, 4, 0.4), (3.4e-3, 4, 0.625), (1.7e-3, 2, 0.625))
 }
 # Half as many entries at the same bytes, with four bits each; at the end two.
 FOUR_BITS = {
@@ -236,28 +246,37 @@ def _rated(name: str, row: Row, methods: Mapping[str, tuple[float, laconic.Metho
     }
 
 
+def _settled(row: Row, word: str = "sign") -> Row:
+    """The row with what ranks owe sent at the end."""
+    return replace(row, training=replace(row.training, settle=word))
+
+
 _SIX = Row(task=PTB, training=SIX, method=laconic.dense())
 _TEN = replace(_SIX, training=replace(SIX, epochs=10.0), weight=2.0)
 _THIRTY = replace(_SIX, training=replace(SIX, epochs=30.0), weight=6.0)
-_SETTLED, _SETTLED_FINELY = (
-    replace(_THIRTY, training=replace(_THIRTY.training, settle=word)) for word in ("sign", "octaves2")
-)
+_SETTLED, _SETTLED_FINELY = _settled(_THIRTY), _settled(_THIRTY, "octaves2")
+_TEN_SETTLED = replace(_settled(_TEN), weight=2.5)
+_TEN_OF_EIGHT = replace(_TEN, training=replace(_TEN.training, batch=3), ranks=8, weight=3.0)
 _AWD = replace(_SIX, task=AWD, training=replace(SIX, epochs=4.0, decay=1.2e-6), ranks=8, weight=4.0)
 ROWS = {
     **_group("ptb, 6 epochs", _SIX, WHERE_THEY_PART | ONE_THING_ELSE),
     **_rated("ptb, 6 epochs", _SIX, ANOTHER_WAY),
+    **_rated("ptb, 6 epochs", _settled(_SIX), HOW_FAR),
     **_group("ptb, 10 epochs", _TEN, THOSE_THAT_HOLD),
     **_rated("ptb, 10 epochs", _TEN, SHORTER_STEPS),
+    **_rated("ptb, 10 epochs", _TEN_SETTLED, SETTLED | PARTS | EVERY_STEP | SHORTER_ROUNDS),
     **_rated("ptb, 30 epochs", _THIRTY, LONGER),
-    **_rated("ptb, 30 epochs", _SETTLED, SETTLED | PARTS | EVERY_STEP),
+    **_rated("ptb, 30 epochs", _SETTLED, SETTLED | PARTS | EVERY_STEP | SHORTER_ROUNDS),
     **_rated("ptb, 30 epochs", _SETTLED_FINELY, FOUR_BITS),
     **_rated("ptb, 30 epochs, dropout 0.5", replace(_THIRTY, task=DROPPED), {PARENT: LONGER[PARENT]}),
     **_rated("ptb, 30 epochs, dropout 0.5", replace(_SETTLED, task=DROPPED), SETTLED),
+    **_rated("ptb, 8 workers, 10 epochs", replace(_TEN_OF_EIGHT, weight=2.0), {PARENT: LONGER[PARENT]}),
+    **_rated("ptb, 8 workers, 10 epochs", _settled(_TEN_OF_EIGHT), EIGHT),
     # Whether what must be sent grows with the model.
     **_rated("ptb, 2 x 1500, 10 epochs", replace(_TEN, task=LARGE, weight=8.0), {PARENT: LONGER[PARENT]}),
     **_rated(
         "ptb, 2 x 1500, 10 epochs",
-        replace(_SETTLED, task=LARGE, training=replace(_SETTLED.training, epochs=10.0), weight=10.0),
+        replace(_TEN_SETTLED, task=LARGE, weight=10.0),
         SETTLED | PARTS | EVERY_STEP,
     ),
     **_group("ptb, 6 epochs, momentum", replace(_SIX, training=MOMENTUM), WITH_MOMENTUM),
