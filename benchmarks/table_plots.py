@@ -19,6 +19,7 @@ from statistics import mean
 from typing import Annotated, Any
 
 import tyro
+from table_labels import around, placed
 from tables import SETTING, Summary, family_of, grouped, series_of, summed_up, telling
 
 from laconic.lab.report.frontier import Box
@@ -37,8 +38,8 @@ COURSES = {
 MARKS, DASHES = "osD^vP", ("-", "--", ":", "-.", (0, (8, 3)), (0, (8, 3, 2, 3)))
 # Gaps of more than so many bands (of so many % without one) are drawn at the edge.
 _BANDS = 20.0
-# Of labels and marks, in points: the figure has as many to an inch as an SVG.
-_POINTS, _LETTER, _LINE, _MARK = 72, 5.7, 11.0, 4.5
+# The figure has as many points to an inch as an SVG.
+_POINTS = 72
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +163,8 @@ def _frontier(shown: Shown) -> Any:
     if stick.band is not None:
         axes.axhspan(-stick.band, stick.band, color=GRID, zorder=0, label=f"within {stick.band:g}{stick.unit}")
     axes.axhline(0, color=MUTED, linewidth=1, zorder=1, label=shown.parent)
-    boxes = _labels(axes, dots, _series(axes, shown, dots))
+    lines, points = _series(axes, shown, dots), axes.transData.transform([(dot.x, dot.y) for dot in dots])
+    boxes = placed([dot.label for dot in dots], points, axes.bbox, lines)
     for place, (dot, box) in enumerate(zip(dots, boxes, strict=True)):
         _mark_and_label(axes, dot, box, shown.colour(dot.name), shown.mark(dot.name))
         axes.lines[-1].set_gid(f"dot-{place}")
@@ -191,39 +193,7 @@ def _series(axes: Any, shown: Shown, dots: Sequence[Dot]) -> list[Box]:
             look = {"color": shown.colour(own[0].name), "marker": shown.mark(own[0].name), "alpha": 0.6}
             axes.plot(*zip(*strokes[-1], strict=True), linewidth=1.2, markersize=6, label=name, **look)
     ends = [pair for stroke in strokes for pair in pairwise(axes.transData.transform(stroke))]
-    return [_around(a + (b - a) * i / 100, 2) for a, b in ends for i in range(101)]
-
-
-def _labels(axes: Any, dots: Sequence[Dot], lines: Sequence[Box]) -> list[Box | None]:
-    """Return where each label goes, in points: by its dot if there is room, else further off; None without any."""
-    chart, points = axes.bbox, axes.transData.transform([(dot.x, dot.y) for dot in dots])
-    marks = [_around(point, _MARK) for point in points]
-    taken: list[Box] = []
-    found: list[Box | None] = []
-    for dot, (x, y) in zip(dots, points, strict=True):
-        free = (
-            box
-            # A label on a line can be read; one on a dot or on another label cannot.
-            for others in ([*marks, *taken, *lines], [*marks, *taken])
-            for away in (8, 16, 28, 42, 60, 80)
-            for box in _sides(x, y, _LETTER * len(dot.label), away)
-            if chart.x0 < box.left and box.right < chart.x1 and chart.y0 < box.low and box.high < chart.y1
-            if not any(box.meets(other) for other in others)
-        )
-        found.append(box := next(free, None))
-        taken += [box] if box else []
-    return found
-
-
-def _sides(x: float, y: float, width: float, away: float) -> list[Box]:
-    """Return the boxes of a label around a dot, and on it, where it is never free."""
-    lefts, lows = (x - width / 2, x + away, x - away - width), (y - _LINE / 2, y + away, y - away - _LINE)
-    return [Box(left=left, right=left + width, low=low, high=low + _LINE) for low in lows for left in lefts]
-
-
-def _around(point: Sequence[float], half: float) -> Box:
-    x, y = point
-    return Box(left=x - half, right=x + half, low=y - half, high=y + half)
+    return [around(a + (b - a) * i / 100, 2) for a, b in ends for i in range(101)]
 
 
 def _mark_and_label(axes: Any, dot: Dot, box: Box | None, colour: str, mark: str) -> None:
@@ -232,7 +202,7 @@ def _mark_and_label(axes: Any, dot: Dot, box: Box | None, colour: str, mark: str
         print(f"no room for the label of {dot.name}", file=sys.stderr)
         return
     middle = axes.transData.inverted().transform(((box.left + box.right) / 2, (box.low + box.high) / 2))
-    far = not box.meets(_around(axes.transData.transform((dot.x, dot.y)), 12))
+    far = not box.meets(around(axes.transData.transform((dot.x, dot.y)), 12))
     line = {"arrowstyle": "-", "color": colour, "linewidth": 0.6} if far else None
     told = {"color": colour, "fontsize": 9, "ha": "center", "va": "center", "arrowprops": line}
     axes.annotate(dot.label, xy=(dot.x, dot.y), xytext=middle, **told)
