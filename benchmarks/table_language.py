@@ -193,6 +193,11 @@ SETTLED = {
 }
 # Rounds of two steps, with more workers: each then pays for positions in fewer of its rounds.
 SHORTER_ROUNDS = {"led 0.165%, 1 bit, 0.4 ahead, I=2, rate 20, outer 1, settled": few(1.65e-3, every=2, share=0.4)}
+# Fewer workers with larger batches each: what they owe is less their own noise (benchmarks/table_turns.py).
+TWO = {
+    f"led {100 * d:g}%, 1 bit, 0.8 ahead, I={i}, rate 20, outer 1, settled": few(d, every=i, share=0.8)
+    for d, i in ((1.9e-3, 4), (8.8e-4, 2))
+}
 EIGHT = {"led 0.26%, 1 bit, 0.2 ahead, I=2, rate 20, outer 1, settled": few(2.6e-3, every=2, share=0.2)}
 # How far ahead, and for how long alone.
 HOW_FAR = {
@@ -251,6 +256,11 @@ def _settled(row: Row, word: str = "sign") -> Row:
     return replace(row, training=replace(row.training, settle=word))
 
 
+def _of_two(row: Row) -> Row:
+    """The row with as many streams, dealt out to two workers."""
+    return replace(row, training=replace(row.training, batch=10), ranks=2)
+
+
 _SIX = Row(task=PTB, training=SIX, method=laconic.dense())
 _TEN = replace(_SIX, training=replace(SIX, epochs=10.0), weight=2.0)
 _THIRTY = replace(_SIX, training=replace(SIX, epochs=30.0), weight=6.0)
@@ -274,6 +284,10 @@ ROWS = {
     **_rated("ptb, 30 epochs, dropout 0.5", replace(_SETTLED, task=DROPPED), SETTLED),
     **_rated("ptb, 8 workers, 10 epochs", replace(_TEN_OF_EIGHT, weight=2.0), {PARENT: LONGER[PARENT]}),
     **_rated("ptb, 8 workers, 10 epochs", _settled(_TEN_OF_EIGHT), EIGHT),
+    **_rated("ptb, 2 workers, 10 epochs", _of_two(_TEN), {PARENT: LONGER[PARENT]}),
+    **_rated("ptb, 2 workers, 10 epochs", _settled(_of_two(_TEN)), TWO),
+    **_rated("ptb, 2 workers, 30 epochs", _of_two(_THIRTY), {PARENT: LONGER[PARENT]}),
+    **_rated("ptb, 2 workers, 30 epochs", _settled(_of_two(_THIRTY)), TWO),
     # Whether what must be sent grows with the model.
     **_rated("ptb, 2 x 1500, 10 epochs", replace(_TEN, task=LARGE, weight=8.0), {PARENT: LONGER[PARENT]}),
     **_rated(
