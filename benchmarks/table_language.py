@@ -191,13 +191,14 @@ SETTLED = {
     # Further than 1/4 of the debt, for the outer momentum makes 2.5 times of what arrives.
     "led 0.34%, 1 bit, 0.625 ahead, I=4, rate 20, outer 1, settled": few(3.4e-3, share=0.625),
 }
-# Rounds of two steps, with more workers: each then pays for positions in fewer of its rounds.
+# Rounds of two steps.
 SHORTER_ROUNDS = {"led 0.165%, 1 bit, 0.4 ahead, I=2, rate 20, outer 1, settled": few(1.65e-3, every=2, share=0.4)}
 # Fewer workers with larger batches each: what they owe is less their own noise (benchmarks/table_turns.py).
 TWO = {
     f"led {100 * d:g}%, 1 bit, 0.8 ahead, I={i}, rate 20, outer 1, settled": few(d, every=i, share=0.8)
     for d, i in ((1.9e-3, 4), (8.8e-4, 2))
 }
+# More workers: each pays for positions in fewer of its rounds, and more entries are sent for the same bytes.
 EIGHT = {"led 0.26%, 1 bit, 0.2 ahead, I=2, rate 20, outer 1, settled": few(2.6e-3, every=2, share=0.2)}
 # How far ahead, and for how long alone.
 HOW_FAR = {
