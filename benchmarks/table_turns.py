@@ -46,7 +46,7 @@ ROWS = {
     "0.5%, I=2, 0.625 ahead": replace(table_parts.SETTLED, method=rounds(0.005, 0.625, every=2)),
     **{f"{100 * d:g}%, I=4, {1.6 / n:g} ahead, {n} workers": among(n, d) for n, d in RANKS.items()},
 }
-GROUP = {("characters, 4,000 steps", name): row for name, row in ROWS.items()}
+GROUP = {("characters, 4,000 steps, turns", name): row for name, row in ROWS.items()}
 TABLE = Table(parent=table_parts.PARENT, rows=GROUP)
 
 
