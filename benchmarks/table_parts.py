@@ -32,10 +32,11 @@ def sent(density: float, parts: int = 1, *, exchange: str = "led") -> laconic.Me
     return ahead(largest(density, exchange=exchange, parts=parts), clip=CLIP)
 
 
-def rounds(density: float, parts: int = 1) -> laconic.Method:
-    """Return rounds of four steps with an outer step."""
+def rounds(density: float, parts: int = 1, *, every: int = 4, share: float | None = None) -> laconic.Method:
+    """Return rounds with an outer step, each begun with a share of what a rank owes (None: 1/N)."""
     send = largest(density, exchange="led", parts=parts)
-    return ahead(send, 4, clip=CLIP, convention="local", outer_rate=1.0, outer_momentum=0.6)
+    settings = {"convention": "local", "outer_rate": 1.0, "outer_momentum": 0.6}
+    return ahead(send, every, clip=CLIP, share=share, **settings)
 
 
 EVERY_STEP = {

@@ -13,18 +13,10 @@ from pathlib import Path
 
 import table_parts
 import tyro
-from compositions import ahead, largest
 from many_runs import ManyRuns, Row, run_or_print
 from tables import Table, printed
 
 import laconic
-
-
-def rounds(density: float, share: float, *, every: int = 4) -> laconic.Method:
-    """Return rounds with an outer step, each begun with a share of what a rank owes."""
-    send = largest(density, exchange="led")
-    settings = {"clip": table_parts.CLIP, "convention": "local", "outer_rate": 1.0, "outer_momentum": 0.6}
-    return ahead(send, every, share=share, **settings)
 
 
 def among(ranks: int, density: float) -> Row:
@@ -32,7 +24,11 @@ def among(ranks: int, density: float) -> Row:
     batch = 4 * _BATCH // ranks
     training = replace(table_parts.SETTLED.training, batch=batch)
     return replace(
-        table_parts.SETTLED, training=training, method=rounds(density, 1.6 / ranks), ranks=ranks, weight=ranks
+        table_parts.SETTLED,
+        training=training,
+        method=table_parts.rounds(density, share=1.6 / ranks),
+        ranks=ranks,
+        weight=ranks,
     )
 
 
@@ -41,9 +37,9 @@ _BATCH = table_parts.SHORT.batch
 RANKS = {2: 0.0058, 4: 0.01, 8: 0.0156, 16: 0.022}
 ROWS = {
     table_parts.PARENT: replace(table_parts.MANY, method=laconic.parallel_clip(table_parts.CLIP)),
-    "1%, I=4": replace(table_parts.SETTLED, method=rounds(0.01, 0.25)),
-    "1%, I=4, 0.625 ahead": replace(table_parts.SETTLED, method=rounds(0.01, 0.625)),
-    "0.5%, I=2, 0.625 ahead": replace(table_parts.SETTLED, method=rounds(0.005, 0.625, every=2)),
+    "1%, I=4": replace(table_parts.SETTLED, method=table_parts.rounds(0.01, share=0.25)),
+    "1%, I=4, 0.625 ahead": replace(table_parts.SETTLED, method=table_parts.rounds(0.01, share=0.625)),
+    "0.5%, I=2, 0.625 ahead": replace(table_parts.SETTLED, method=table_parts.rounds(0.005, every=2, share=0.625)),
     **{f"{100 * d:g}%, I=4, {1.6 / n:g} ahead, {n} workers": among(n, d) for n, d in RANKS.items()},
 }
 GROUP = {("characters, 4,000 steps, turns", name): row for name, row in ROWS.items()}

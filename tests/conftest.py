@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -23,3 +27,14 @@ def pool() -> Iterator[Pool]:
     pool = Pool()
     yield pool
     pool.close()
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
+    """Import a file of the benchmarks."""
+    there, before = str(Path(__file__).parents[1] / "benchmarks"), set(sys.modules)
+    monkeypatch.syspath_prepend(there)
+    yield import_module
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(there):
+            del sys.modules[name]

@@ -3,27 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
-from importlib import import_module
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from laconic.lab.report.amounts import NOTHING
-
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-
-
-@pytest.fixture
-def benchmark(monkeypatch):
-    """Import a file of the benchmarks."""
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    yield import_module
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(BENCHMARKS)):
-            del sys.modules[name]
 
 
 @pytest.fixture
