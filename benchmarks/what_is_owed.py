@@ -24,6 +24,7 @@ import tyro
 from torch import Tensor
 from virtual_runs import train_here
 
+from laconic.arguments import check_whole
 from laconic.exchanges import LedMean
 from laconic.lab.data.home import default_home
 from laconic.lab.signals import noted_wishes
@@ -50,6 +51,9 @@ class Owed:
     """Units of a layer."""
     steps: int = 3000
     """Steps of four workers."""
+
+    def __post_init__(self) -> None:
+        check_whole("steps", self.steps, 4 * _SPANS, "The table has so many spans of rounds of four steps.")
 
 
 @dataclass(kw_only=True)
